@@ -115,45 +115,44 @@ func (c *Cache) Lookup(k Key) ([]byte, bool) {
 // of its context moves out to ctx's if that is later. When ctx ends, Get returns
 // at once with ctx's error, with two exceptions at a deadline: an error given to
 // Report is returned instead, and the last waiter gives the fetch a moment to say
-// why it had not finished. A fetch that ended by a context's error while ctx is
-// live was somebody else's victim and is tried again. ErrClosed after Close.
+// why it had not finished. A fetch that gave up by a context's error, having
+// planned for the deadline of whoever started it, is tried again by those who
+// joined it and have time left. ErrClosed after Close.
 func (c *Cache) Get(ctx context.Context, k Key, fetch Fetch) (data []byte, hit bool, err error) {
-	// A call that others started may fail by their shorter deadline. Whoever
-	// starts a call has its own, so the third time is never somebody else's
-	// fault in practice, and the bound keeps a broken fetch from being run once
-	// for each waiter.
-	const attempts = 3
-	for attempt := 1; ; attempt++ {
-		cl, data, err := c.join(ctx, k, fetch)
+	// Each round has one starter, for whom the outcome is final. The bound keeps
+	// a broken fetch from being run once for each of many waiters.
+	const rounds = 3
+	for round := 1; ; round++ {
+		cl, started, data, err := c.join(ctx, k, fetch)
 		if err != nil || cl == nil {
 			return data, err == nil, err
 		}
 		data, err = c.wait(ctx, cl)
-		victim := err != nil && isContextError(err) && ctx.Err() == nil
-		if !victim || attempt == attempts {
+		victim := err != nil && !started && isContextError(err) && ctx.Err() == nil
+		if !victim || round == rounds {
 			return data, false, err
 		}
 	}
 }
 
 // join answers from memory (a nil call) or makes the caller a waiter of k's call,
-// starting it where there is none.
-func (c *Cache) join(ctx context.Context, k Key, fetch Fetch) (*call, []byte, error) {
+// which it starts where there is none.
+func (c *Cache) join(ctx context.Context, k Key, fetch Fetch) (cl *call, started bool, data []byte, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.mu.shut {
-		return nil, nil, ErrClosed
+		return nil, false, nil, ErrClosed
 	}
 	if data, ok := c.mu.order.Get(k); ok {
 		c.mu.stats.Hits++
-		return nil, data, nil
+		return nil, false, data, nil
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err
+		return nil, false, nil, err
 	}
 	c.mu.stats.Misses++
-	cl := c.mu.calls[k]
-	started := cl == nil
+	cl = c.mu.calls[k]
+	started = cl == nil
 	if started {
 		cl = &call{key: k, ctx: newFetchContext(), done: make(chan struct{})}
 		c.mu.calls[k] = cl
@@ -165,7 +164,7 @@ func (c *Cache) join(ctx context.Context, k Key, fetch Fetch) (*call, []byte, er
 	if started {
 		go c.run(cl, fetch) // only now, so that it sees its first deadline
 	}
-	return cl, nil, nil
+	return cl, started, nil, nil
 }
 
 // wait returns the call's result, or leaves the call when ctx ends first.
