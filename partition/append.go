@@ -1,0 +1,100 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"keyhole/locallog"
+	"keyhole/record"
+)
+
+// batchTarget is the uncompressed size at which the records of one append are
+// split over several batches. A lookup checks the CRC of a whole batch, so
+// batches stay near the size that Kafka's producers use by default (batch.size).
+const batchTarget = 16 << 10
+
+// Validate says whether rec could be appended: ErrNoKey, ErrKeyTooLong or
+// ErrRecordTooLarge if not.
+func (p *Partition) Validate(rec *record.Record) error {
+	return validate(rec, p.settings.Load().MaxRecordBytes)
+}
+
+func validate(rec *record.Record, maxBytes int64) error {
+	switch {
+	case rec.Key == nil:
+		return ErrNoKey
+	case len(rec.Key) > MaxKeyBytes:
+		return fmt.Errorf("%w: %d bytes, at most %d", ErrKeyTooLong, len(rec.Key), MaxKeyBytes)
+	case int64(rec.Size()) > maxBytes:
+		return fmt.Errorf("%w: %d bytes, at most %d", ErrRecordTooLarge, rec.Size(), maxBytes)
+	}
+	return nil
+}
+
+// Append writes recs in order and gives the offset of the first; the others
+// follow without a gap. On return they are durable by the flush rule and every
+// later lookup here sees them. After an error they may or may not have been
+// written, unless it is one of Validate's: then none was.
+//
+// Offset fields of recs are ignored and overwritten.
+func (p *Partition) Append(ctx context.Context, recs []record.Record) (int64, error) {
+	if p.ctx.Err() != nil {
+		return 0, ErrClosed
+	}
+	if p.fenced.Load() {
+		return 0, ErrNotHosted
+	}
+	log := p.log.Load()
+	if log == nil {
+		return 0, p.notServing()
+	}
+	s := p.settings.Load()
+	for i := range recs {
+		if err := validate(&recs[i], s.MaxRecordBytes); err != nil {
+			return 0, err
+		}
+	}
+	batches, size, err := encode(recs, s.Codec)
+	if err != nil {
+		return 0, err
+	}
+	bases, err := log.Append(ctx, batches)
+	if err != nil {
+		return 0, p.appendTrouble(err)
+	}
+	p.o.Metrics.AppendedBytes.Add(float64(size))
+	p.o.Metrics.AppendedRecord.Add(float64(len(recs)))
+	return bases[0], nil
+}
+
+// encode packs recs into batches whose offsets start at 0, as locallog wants
+// them, and gives their total size.
+func encode(recs []record.Record, codec record.Codec) (batches [][]byte, size int64, err error) {
+	for len(recs) > 0 {
+		n, bytes := 0, 0
+		for n < len(recs) && (n == 0 || bytes+recs[n].Size() <= batchTarget) {
+			recs[n].Offset = int64(n)
+			bytes += recs[n].Size()
+			n++
+		}
+		b, err := record.AppendBatch(nil, record.BatchOptions{LastOffset: -1, Codec: codec}, recs[:n])
+		if err != nil {
+			return nil, 0, err
+		}
+		batches = append(batches, b)
+		size += int64(len(b))
+		recs = recs[n:]
+	}
+	return batches, size, nil
+}
+
+func (p *Partition) appendTrouble(err error) error {
+	switch {
+	case errors.Is(err, locallog.ErrClosed):
+		return ErrClosed
+	case errors.Is(err, locallog.ErrReadOnly):
+		return fmt.Errorf("%w: %w", ErrReadOnly, err)
+	}
+	return err
+}

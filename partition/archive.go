@@ -1,0 +1,291 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"keyhole/locallog"
+	"keyhole/tiered"
+)
+
+const (
+	// uploadGroup is how many segments share one write of the manifest.
+	uploadGroup = 8
+	// evictPatience is how long Evict goes on without progress while the store
+	// is in trouble.
+	evictPatience = 10 * time.Second
+)
+
+// chore does what is due: claim the partition, roll, upload, evict, and mend the
+// index. It is called again after a pause, sooner after an error.
+func (p *Partition) chore(ctx context.Context) error {
+	if err := p.enter(ctx); err != nil {
+		return err
+	}
+	defer p.leave()
+	s := p.settings.Load()
+	if err := p.tendIndex(ctx, s); err != nil {
+		return err
+	}
+	if p.fenced.Load() {
+		return nil
+	}
+	log := p.log.Load()
+	if s.SegmentAge > 0 {
+		if err := p.rollByAge(ctx, log, s.SegmentAge); err != nil {
+			return err
+		}
+	}
+	if p.tier == nil {
+		return nil
+	}
+	if err := p.uploadSealed(ctx, log, s); err != nil {
+		return err
+	}
+	return p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now()))
+}
+
+func (p *Partition) rollByAge(ctx context.Context, log *locallog.Log, age time.Duration) error {
+	segs := log.Segments()
+	active := segs[len(segs)-1]
+	if active.FirstAppend.IsZero() || time.Since(active.FirstAppend) < age {
+		return nil
+	}
+	return log.Roll(ctx)
+}
+
+// claim makes sure that this run holds an epoch, so that no older writer can
+// change the manifest any more and the snapshot in memory is the current one.
+func (p *Partition) claim(ctx context.Context) error {
+	if p.claimed.Load() {
+		return nil
+	}
+	_, err := p.tier.Claim(ctx, false)
+	if errors.Is(err, tiered.ErrSuperseded) {
+		// Another writer had the partition since this disk last saw the bucket.
+		st := p.log.Load().State()
+		if st.HighWatermark > st.RemoteNext {
+			p.fence(fmt.Errorf("offsets %d to %d were acknowledged here and never uploaded: %w", st.RemoteNext, st.HighWatermark-1, err))
+			return ErrNotHosted
+		}
+		return errTakeOver
+	}
+	if err != nil {
+		return p.storeFailed(err)
+	}
+	p.setStoreTrouble(nil)
+	p.claimed.Store(true)
+	return p.checkAgainstBucket()
+}
+
+// storeFailed notes a failure of the bucket and fences the partition when that
+// is what the failure says.
+func (p *Partition) storeFailed(err error) error {
+	if errors.Is(err, tiered.ErrFenced) {
+		p.fence(err)
+		return ErrNotHosted
+	}
+	p.setStoreTrouble(err)
+	return err
+}
+
+// uploadSealed brings every sealed segment to the bucket, in order. The order of
+// one group is: objects → manifest → note in the log; only after the note may a
+// segment be evicted, so a failure leaves no hole, only work to do again.
+func (p *Partition) uploadSealed(ctx context.Context, log *locallog.Log, s *Settings) error {
+	if err := p.claim(ctx); err != nil || !s.RemoteWrite {
+		return err
+	}
+	for {
+		more, err := p.uploadGroup(ctx, log)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// uploadGroup uploads the next few segments and reports whether more may follow.
+func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log) (more bool, err error) {
+	next := p.tier.Snapshot().Next()
+	var sources []tiered.Source
+	var size int64
+	defer func() {
+		for _, src := range sources {
+			src.(*source).Close()
+		}
+	}()
+	for _, seg := range log.Segments() {
+		if !seg.Sealed || seg.NextKafka <= next || seg.BaseKafka == seg.NextKafka {
+			continue
+		}
+		if len(sources) == uploadGroup {
+			more = true
+			break
+		}
+		r, err := log.OpenSegment(seg.BaseLog)
+		if err != nil {
+			return false, fmt.Errorf("open segment at log offset %d for upload: %w", seg.BaseLog, err)
+		}
+		sources = append(sources, &source{SegmentReader: r, base: max(seg.BaseKafka, next), next: seg.NextKafka})
+		size += seg.Bytes
+	}
+	if len(sources) > 0 {
+		if _, err := p.tier.Upload(ctx, sources); err != nil {
+			p.o.Metrics.Uploads.WithLabelValues("error").Add(float64(len(sources)))
+			if isCorrupt(err) {
+				p.corrupted("local", err)
+			}
+			return false, p.storeFailed(err)
+		}
+		p.setStoreTrouble(nil)
+		p.o.Metrics.Uploads.WithLabelValues("ok").Add(float64(len(sources)))
+		p.o.Metrics.UploadedBytes.Add(float64(size))
+	}
+	return more, p.noteRemote(ctx, log)
+}
+
+// noteRemote writes down in the log how far the bucket has it. A crash between
+// the manifest and the note leaves the note behind; the next round mends it.
+func (p *Partition) noteRemote(ctx context.Context, log *locallog.Log) error {
+	m := p.tier.Snapshot()
+	if st := log.State(); st.RemoteNext >= m.Next() {
+		return nil
+	}
+	return log.Note(ctx, locallog.Note{RemoteNext: m.Next(), ManifestGeneration: m.Generation})
+}
+
+// source offers a sealed local segment for upload, without what the bucket has.
+type source struct {
+	*locallog.SegmentReader
+	base, next int64
+}
+
+func (s *source) BaseOffset() int64 { return s.base }
+func (s *source) NextOffset() int64 { return s.next }
+
+func (s *source) Batches(fn func(pos int64, batch []byte, kafkaBase int64) error) error {
+	return s.SegmentReader.Batches(func(pos int64, batch []byte, kafkaBase int64) error {
+		if kafkaBase < s.base {
+			return nil
+		}
+		return fn(pos, batch, kafkaBase)
+	})
+}
+
+// dueForEviction gives the offset below which the local target wants segments
+// gone: oldest first, while there are too many bytes or they are too old. Age is
+// counted from sealing, not from record timestamps, which a producer may date as
+// it likes.
+func dueForEviction(segs []locallog.SegmentInfo, s *Settings, now time.Time) int64 {
+	var total, cut int64
+	for _, seg := range segs {
+		total += seg.Bytes
+	}
+	for _, seg := range segs {
+		tooMany := s.LocalTargetBytes >= 0 && total > s.LocalTargetBytes
+		tooOld := s.LocalTargetAge >= 0 && seg.Sealed && now.Sub(seg.SealedAt) > s.LocalTargetAge
+		if !seg.Sealed || !tooMany && !tooOld {
+			break
+		}
+		cut = seg.NextKafka
+		total -= seg.Bytes
+	}
+	return cut
+}
+
+// trim removes local segments below cut, but none that the bucket or the
+// durable index cannot do without.
+func (p *Partition) trim(ctx context.Context, log *locallog.Log, s *Settings, cut int64) error {
+	st := log.State()
+	cut = min(cut, st.RemoteNext)
+	if cut <= st.LocalStart {
+		return nil
+	}
+	if s.IndexMaintained {
+		v := p.serving.Load()
+		if v == nil {
+			return ErrNotReady
+		}
+		if err := v.ix.Flush(); err != nil {
+			return p.indexTrouble(v, err)
+		}
+		cut = min(cut, v.ix.Durable().NextKafka)
+	}
+	before := log.Segments()
+	if err := log.TrimPrefix(ctx, cut); err != nil {
+		return err
+	}
+	for _, seg := range before {
+		if seg.Sealed && seg.NextKafka <= cut {
+			p.o.Metrics.Evictions.Inc()
+			p.o.Metrics.EvictedBytes.Add(float64(seg.Bytes))
+		}
+	}
+	return nil
+}
+
+// Evict rolls, uploads and evicts whole segments, oldest first, until at most
+// localTargetBytes of records remain on local disk; 0 leaves none. It answers
+// when done, or with the store's error after ten seconds without progress.
+func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, error) {
+	s := *p.settings.Load()
+	switch {
+	case p.fenced.Load():
+		return Status{}, ErrNotHosted
+	case p.tier == nil && p.log.Load() != nil:
+		return Status{}, ErrNoStore
+	case p.log.Load() == nil:
+		return Status{}, p.notServing()
+	case !s.RemoteWrite:
+		return Status{}, ErrRemoteWriteDisabled
+	}
+	if err := p.enter(ctx); err != nil {
+		return Status{}, err
+	}
+	defer p.leave()
+	log := p.log.Load()
+	if err := rollForTarget(ctx, log, localTargetBytes); err != nil {
+		return Status{}, p.appendTrouble(err)
+	}
+	if err := p.uploadPatiently(ctx, log, &s); err != nil {
+		return Status{}, err
+	}
+	s.LocalTargetBytes, s.LocalTargetAge = localTargetBytes, -1
+	if err := p.trim(ctx, log, &s, dueForEviction(log.Segments(), &s, time.Now())); err != nil {
+		return Status{}, err
+	}
+	return p.Status(), nil
+}
+
+// rollForTarget seals the active segment if the sealed ones alone cannot bring
+// the log down to target.
+func rollForTarget(ctx context.Context, log *locallog.Log, target int64) error {
+	segs := log.Segments()
+	if active := segs[len(segs)-1]; active.Bytes <= target {
+		return nil
+	}
+	return log.Roll(ctx)
+}
+
+// uploadPatiently repeats uploadSealed with back-off until it succeeds, or until
+// the store has been in trouble for evictPatience without a segment going up.
+func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *Settings) error {
+	deadline := time.Now().Add(evictPatience)
+	reached := p.tier.Snapshot().Next()
+	for backoff := nextBackoff(0); ; backoff = nextBackoff(backoff) {
+		attempt, cancel := context.WithDeadline(ctx, deadline)
+		err := p.uploadSealed(attempt, log, s)
+		cancel()
+		if err == nil || !unavailable(err) || ctx.Err() != nil {
+			return err
+		}
+		if next := p.tier.Snapshot().Next(); next > reached {
+			reached, deadline = next, time.Now().Add(evictPatience)
+		}
+		if time.Now().Add(backoff).After(deadline) || !p.pause(backoff) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,360 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"keyhole/index"
+	"keyhole/locallog"
+	"keyhole/record"
+)
+
+// feed is the index's intake: the one place through which entries go in, in log
+// order, either from the committing goroutine of an append or from a replay.
+type feed struct {
+	mu       sync.Mutex
+	ix       *index.Index // nil: none is open
+	caughtUp bool         // appends go straight in; else a replay is on its way
+	reader   record.Reader
+}
+
+func (f *feed) position() index.Position {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ix == nil {
+		return index.Position{}
+	}
+	return f.ix.Applied()
+}
+
+// close closes the index and keeps its files.
+func (f *feed) close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ix == nil {
+		return nil
+	}
+	err := f.ix.Close()
+	f.ix, f.caughtUp = nil, false
+	return err
+}
+
+// applyGroup is the log's hook: the group is durable and below the high
+// watermark, and nobody who waits for it has been answered yet.
+func (p *Partition) applyGroup(group []locallog.Appended) error {
+	p.feed.mu.Lock()
+	defer p.feed.mu.Unlock()
+	if p.feed.ix == nil || !p.feed.caughtUp {
+		return nil // a replay reads the group from the log
+	}
+	if err := p.feed.applyLocked(group); err != nil {
+		p.feed.caughtUp = false
+		p.indexFailed(err)
+		return fmt.Errorf("index: %w", err)
+	}
+	p.applied.beat()
+	return nil
+}
+
+// staged is an index commit in the making: entries, and the position behind them.
+type staged struct {
+	b       *index.Batch
+	at      index.Position
+	records int
+}
+
+func (f *feed) stageLocked() staged {
+	return staged{b: f.ix.NewBatch(), at: f.ix.Applied()}
+}
+
+// add stages the records of one batch of the log, unless they are already in.
+func (st *staged) add(r *record.Reader, a locallog.Appended) error {
+	if a.LogBase < st.at.NextLog {
+		return nil
+	}
+	if err := r.Reset(a.Batch, maxUncompressed); err != nil {
+		return err
+	}
+	h := r.Header()
+	for !h.IsControl() && r.Next() {
+		rec := r.Record()
+		st.records++
+		switch {
+		case rec.Key == nil:
+		case rec.Value == nil:
+			st.b.Delete(rec.Key)
+		default:
+			st.b.Set(rec.Key, a.KafkaBase+rec.Offset-h.BaseOffset)
+		}
+	}
+	st.at.NextLog = a.LogBase + int64(h.LastOffsetDelta) + 1
+	st.at.NextKafka = a.KafkaBase + int64(h.LastOffsetDelta) + 1
+	return r.Err()
+}
+
+// applyLocked puts a group and the position behind it into the index in one commit.
+func (f *feed) applyLocked(group []locallog.Appended) error {
+	st := f.stageLocked()
+	defer st.b.Close()
+	for _, a := range group {
+		if err := st.add(&f.reader, a); err != nil {
+			return err
+		}
+	}
+	return st.b.Commit(st.at)
+}
+
+// tendIndex opens, catches up, mends or removes the index as the settings want.
+func (p *Partition) tendIndex(ctx context.Context, s *Settings) error {
+	if !s.IndexMaintained {
+		return p.dropIndex()
+	}
+	if p.serving.Load() != nil {
+		return nil
+	}
+	p.setReason("index is catching up")
+	if err := p.mendIndex(); err != nil {
+		return err
+	}
+	if err := p.openIndex(); err != nil {
+		return err
+	}
+	err := p.catchUp(ctx)
+	switch {
+	case isCorrupt(err):
+		p.damage("record", err)
+		return nil
+	case err != nil:
+		return fmt.Errorf("bring the index up to the log: %w", err)
+	}
+	p.setReason("")
+	return nil
+}
+
+// mendIndex closes an index that failed, and removes it if it failed because its
+// bytes are damaged.
+func (p *Partition) mendIndex() error {
+	p.mu.Lock()
+	failure := p.mu.indexErr
+	p.mu.indexErr = nil
+	p.mu.Unlock()
+	if failure == nil {
+		return nil
+	}
+	if err := p.feed.close(); err != nil {
+		p.o.Logger.Warn("closing the failed index", "err", err)
+	}
+	if !isCorrupt(failure) {
+		return nil
+	}
+	p.o.Metrics.Corruptions.WithLabelValues("local", "index").Inc()
+	p.o.Metrics.Rebuilds.Inc()
+	return index.Remove(p.o.FS, p.indexDir())
+}
+
+// openIndex opens the index unless it is open. A damaged one is thrown away: it
+// can be built again from the two tiers.
+func (p *Partition) openIndex() error {
+	p.feed.mu.Lock()
+	defer p.feed.mu.Unlock()
+	if p.feed.ix != nil {
+		return nil
+	}
+	o := index.Options{FS: p.o.FS, Shared: p.o.Indexes, Logger: p.o.Logger}
+	ix, err := index.Open(p.indexDir(), o)
+	if isCorrupt(err) {
+		p.o.Metrics.Corruptions.WithLabelValues("local", "index").Inc()
+		p.o.Logger.Error("index is damaged; building it anew", "err", err)
+		if ix, err = p.emptyIndex(o); err != nil {
+			return err
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("open index: %w", err)
+	}
+	p.feed.ix = ix
+	return nil
+}
+
+func (p *Partition) emptyIndex(o index.Options) (*index.Index, error) {
+	p.o.Metrics.Rebuilds.Inc()
+	if err := index.Remove(p.o.FS, p.indexDir()); err != nil {
+		return nil, fmt.Errorf("remove index: %w", err)
+	}
+	return index.Open(p.indexDir(), o)
+}
+
+// rebuild swaps the open index for an empty one.
+func (p *Partition) rebuild(why string) error {
+	p.o.Logger.Warn("building the index anew", "why", why)
+	if err := p.feed.close(); err != nil {
+		p.o.Logger.Warn("closing the outdated index", "err", err)
+	}
+	ix, err := p.emptyIndex(index.Options{FS: p.o.FS, Shared: p.o.Indexes, Logger: p.o.Logger})
+	if err != nil {
+		return fmt.Errorf("open empty index: %w", err)
+	}
+	p.feed.mu.Lock()
+	defer p.feed.mu.Unlock()
+	p.feed.ix = ix
+	return nil
+}
+
+// dropIndex removes the index of a topic that does not ask for one.
+func (p *Partition) dropIndex() error {
+	p.serving.Store(nil)
+	p.setReason("")
+	if err := p.feed.close(); err != nil {
+		p.o.Logger.Warn("closing an index that is no longer wanted", "err", err)
+	}
+	if _, err := p.o.FS.Stat(p.indexDir()); err != nil {
+		return nil
+	}
+	return index.Remove(p.o.FS, p.indexDir())
+}
+
+// catchUp replays into the index what it lacks, then lets appends in.
+//
+//	position ──► [ bucket: key runs ] ──► local start ──► [ local log ] ──► high watermark
+func (p *Partition) catchUp(ctx context.Context) error {
+	log := p.log.Load()
+	st, at := log.State(), p.feed.position()
+	if at.NextLog > st.NextLog || at.NextKafka > st.HighWatermark {
+		// The log lost its unsynced end in a crash and the index did not. Its
+		// entries may point at records that never were, so none is kept.
+		if err := p.rebuild(fmt.Sprintf("index is valid through offset %d, log ends at %d", at.NextKafka-1, st.HighWatermark-1)); err != nil {
+			return err
+		}
+		at = index.Position{}
+	}
+	if at.NextKafka < st.LocalStart {
+		if err := p.replayBucket(ctx, at.NextKafka, st.LocalStart); err != nil {
+			return err
+		}
+		at = p.feed.position()
+	}
+	if err := p.replayLog(ctx, log, false); err != nil {
+		return err
+	}
+	// The last stretch with the intake closed to appends.
+	if err := p.replayLog(ctx, log, true); err != nil {
+		return err
+	}
+	p.applied.beat()
+	return nil
+}
+
+// replayBatchRecords bounds the records of one index commit during a replay.
+const replayBatchRecords = 16 << 10
+
+// replayBucket applies the key runs of remote segments from offset from until
+// the local log takes over at until.
+func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
+	if p.tier == nil {
+		return record.Corrupt(p.indexDir(), from, fmt.Errorf("index ends at offset %d, the local log begins at %d, and no object store is configured", from, until))
+	}
+	if !p.claimed.Load() {
+		if err := p.claim(ctx); err != nil {
+			return err
+		}
+	}
+	p.feed.mu.Lock()
+	ix := p.feed.ix
+	p.feed.mu.Unlock()
+	b, n := ix.NewBatch(), 0
+	defer func() { b.Close() }()
+	commit := func(next int64) error {
+		// No log offset is known for what is only in the bucket; 0 makes the
+		// replay of the local log begin at its first batch.
+		err := b.Commit(index.Position{NextKafka: next})
+		b.Close()
+		b, n = ix.NewBatch(), 0
+		return err
+	}
+	covered := from
+	err := p.tier.KeyRuns(ctx, from, func(key []byte, offset int64, tombstone bool) error {
+		if tombstone {
+			b.Delete(key)
+		} else {
+			b.Set(key, offset)
+		}
+		p.o.Metrics.Replayed.Inc()
+		if n++; n < replayBatchRecords {
+			return nil
+		}
+		// Entries of one segment come by key, so the position may only move at
+		// a segment's end: a crash here replays from where this began.
+		return commit(covered)
+	})
+	if err != nil {
+		return fmt.Errorf("read key runs from the bucket: %w", err)
+	}
+	return commit(until)
+}
+
+// replayLog applies what the index lacks of the local log. The closing pass
+// holds the intake, so that no append slips between its end and the first append
+// that feeds the index itself; the pass before it keeps that moment short.
+func (p *Partition) replayLog(ctx context.Context, log *locallog.Log, closing bool) error {
+	p.feed.mu.Lock()
+	defer p.feed.mu.Unlock()
+	st := p.feed.stageLocked()
+	defer func() { st.b.Close() }()
+	commit := func() error {
+		p.o.Metrics.Replayed.Add(float64(st.records))
+		if err := st.b.Commit(st.at); err != nil {
+			return err
+		}
+		st.b.Close()
+		if !closing {
+			// Appends that wait for the intake are let through; they find the
+			// replay not finished and leave their group to it.
+			p.feed.mu.Unlock()
+			p.feed.mu.Lock()
+		}
+		st = p.feed.stageLocked()
+		return nil
+	}
+	from := max(log.Segments()[0].BaseLog, st.at.NextLog)
+	err := log.Scan(ctx, from, func(a locallog.Appended) error {
+		if err := st.add(&p.feed.reader, a); err != nil {
+			return err
+		}
+		if st.records < replayBatchRecords {
+			return nil
+		}
+		return commit()
+	})
+	if err != nil {
+		return err
+	}
+	if err := commit(); err != nil || !closing {
+		return err
+	}
+	p.feed.caughtUp = true
+	p.serving.Store(&view{log: log, ix: p.feed.ix})
+	return nil
+}
+
+// indexTrouble turns a failing index into an answer and has it mended.
+func (p *Partition) indexTrouble(v *view, err error) error {
+	if p.ctx.Err() != nil || errors.Is(err, index.ErrClosed) && p.serving.Load() != v {
+		return p.notServing()
+	}
+	p.indexFailed(err)
+	return fmt.Errorf("%w: index: %w", ErrNotReady, err)
+}
+
+// indexFailed takes the index out of service; the background work reopens it,
+// and builds it anew if it is damaged.
+func (p *Partition) indexFailed(err error) {
+	p.serving.Store(nil)
+	p.o.Logger.Error("index failed; reopening it", "err", err)
+	p.mu.Lock()
+	p.mu.reason = "index failed: " + err.Error()
+	p.mu.indexErr = err
+	p.mu.Unlock()
+	p.wake()
+}

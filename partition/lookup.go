@@ -1,0 +1,309 @@
+package partition
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"keyhole/index"
+	"keyhole/locallog"
+	"keyhole/objstore"
+	"keyhole/record"
+	"keyhole/tiered"
+)
+
+// Source says where a value was read.
+type Source uint8
+
+// The sources of a value.
+const (
+	SourceLocal  Source = iota // the local log
+	SourceCache                // a chunk of the bucket that was in memory
+	SourceRemote               // a chunk that this lookup waited for
+)
+
+func (s Source) String() string {
+	return [...]string{"local", "cache", "remote"}[s]
+}
+
+// Query says how a lookup is to be answered.
+type Query struct {
+	// MinPosition is the least applied position that may answer, and Wait how
+	// long to wait for it.
+	MinPosition int64
+	Wait        time.Duration
+	// ResolveOnly stops once it is known where the record is: nothing is read.
+	ResolveOnly bool
+	// Matches reports whether the caller already has the record at this offset;
+	// nil: it has none. A match is decided without reading the record.
+	Matches func(offset int64) bool
+	// Buf is where the value goes (from its start); it grows as needed.
+	Buf []byte
+}
+
+// Result is what a lookup found. With an error only Partition and Position are
+// set.
+type Result struct {
+	Partition int32
+	Offset    int64 // Kafka offset
+	// Position is exclusive: every record below it is reflected in the answer.
+	Position    int64
+	Timestamp   int64 // Unix milliseconds
+	Source      Source
+	Value       []byte // Query.Buf, possibly grown; the caller's
+	Headers     []record.Header
+	NotModified bool
+}
+
+// errMoved says that the record at the offset is not, or no longer, the one the
+// index meant.
+var errMoved = errors.New("record moved")
+
+// maxMoves bounds how often one lookup follows a pointer that keeps moving.
+// Each move is a newer record of the same key, so a handful is already a storm.
+const maxMoves = 16
+
+// Lookup answers with the latest committed record of key.
+//
+// The answer takes one view: the switches, the index pointer and the tier are
+// each read once, in the order below, and a pointer that moved meanwhile is
+// followed. Reading the position before the pointer makes the position a lower
+// bound of what the answer reflects.
+//
+//	switches → index (key → offset) → local log, if offset ≥ local start
+//	                                → bucket, if the switches allow it
+func (p *Partition) Lookup(ctx context.Context, key []byte, q Query) (Result, error) {
+	res := Result{Partition: p.o.Partition}
+	s := p.settings.Load()
+	if p.fenced.Load() {
+		return res, ErrNotHosted
+	}
+	if !s.IndexActive {
+		return res, ErrNotIndexed
+	}
+	v := p.serving.Load()
+	if v == nil {
+		return res, p.notServing()
+	}
+	if q.MinPosition > 0 {
+		if err := p.awaitPosition(ctx, v.ix, q.MinPosition, q.Wait); err != nil {
+			res.Position = v.ix.Applied().NextKafka
+			return res, err
+		}
+	}
+
+	last := int64(-1)
+	for range maxMoves {
+		res.Position = v.ix.Applied().NextKafka
+		offset, ok, err := v.ix.Get(key)
+		if err != nil {
+			return res, p.indexTrouble(v, err)
+		}
+		if !ok || offset == last {
+			if ok {
+				p.o.Logger.Warn("index entry does not lead to its key", "offset", offset)
+			}
+			return res, ErrKeyNotFound
+		}
+		res.Offset = offset
+		err = p.resolve(ctx, s, v, key, q, &res)
+		if !errors.Is(err, errMoved) {
+			return res, err
+		}
+		p.o.Metrics.Moved.Inc()
+		last = offset
+	}
+	return res, ErrKeyNotFound
+}
+
+// resolve reads the record at res.Offset from the tier that holds it.
+func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byte, q Query, res *Result) error {
+	if res.Offset >= v.log.State().LocalStart {
+		if done(q, res, SourceLocal) {
+			return nil
+		}
+		err := p.readLocal(v, key, q, res)
+		switch {
+		case errors.Is(err, locallog.ErrBelowStart):
+			// Evicted underneath: the bucket has it.
+		case errors.Is(err, record.ErrCorrupt):
+			p.corrupted("local", err)
+			if !p.inBucket(res.Offset) || !s.RemoteRead {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+	if !s.RemoteRead {
+		return ErrRemoteReadDisabled
+	}
+	m := p.tier.Snapshot()
+	if _, ok := m.Find(res.Offset); !ok {
+		return ErrNotRetained
+	}
+	if done(q, res, SourceRemote) {
+		return nil
+	}
+	hit, err := p.tier.ReadBatch(ctx, m, res.Offset, func(batch []byte, base int64) error {
+		return p.take(batch, base, key, q, res)
+	})
+	res.Source = SourceRemote
+	if hit {
+		res.Source = SourceCache
+	}
+	switch {
+	case errors.Is(err, tiered.ErrNotRetained):
+		// The snapshot names a segment whose range spans the offset, but the
+		// record itself was compacted away.
+		return errMoved
+	case errors.Is(err, record.ErrCorrupt):
+		p.corrupted("remote", err)
+	}
+	return err
+}
+
+// done reports whether the answer is complete once the tier is known.
+func done(q Query, res *Result, src Source) bool {
+	res.Source = src
+	if q.Matches != nil && q.Matches(res.Offset) {
+		res.NotModified = true
+		return true
+	}
+	return q.ResolveOnly
+}
+
+func (p *Partition) readLocal(v *view, key []byte, q Query, res *Result) error {
+	err := v.log.ReadBatch(res.Offset, func(batch []byte, base int64) error {
+		return p.take(batch, base, key, q, res)
+	})
+	switch {
+	case errors.Is(err, locallog.ErrNotFound):
+		return errMoved
+	case errors.Is(err, locallog.ErrClosed):
+		return ErrClosed
+	}
+	return err
+}
+
+// readers keeps decompression buffers between lookups.
+var readers = sync.Pool{New: func() any { return new(record.Reader) }}
+
+// take copies the record of res.Offset out of batch, whose Kafka base offset is
+// base, after checking the batch's CRC, the offset and the full key.
+func (p *Partition) take(batch []byte, base int64, key []byte, q Query, res *Result) error {
+	r := readers.Get().(*record.Reader)
+	defer readers.Put(r)
+	if err := r.Reset(batch, maxUncompressed); err != nil {
+		return err
+	}
+	// A local batch carries its log offset; a remote one its Kafka offset.
+	shift := base - r.Header().BaseOffset
+	if r.Header().IsControl() {
+		return errMoved
+	}
+	for r.Next() {
+		rec := r.Record()
+		switch at := rec.Offset + shift; {
+		case at < res.Offset:
+			continue
+		case at > res.Offset, rec.Key == nil, rec.Value == nil, !bytes.Equal(rec.Key, key):
+			return errMoved
+		}
+		headers, err := rec.Headers()
+		if err != nil {
+			return err
+		}
+		for i := range headers {
+			headers[i].Value = bytes.Clone(headers[i].Value)
+		}
+		res.Timestamp = rec.Timestamp
+		res.Value = append(q.Buf[:0], rec.Value...)
+		res.Headers = headers
+		return nil
+	}
+	if err := r.Err(); err != nil {
+		return err
+	}
+	return errMoved
+}
+
+// maxUncompressed bounds one decompressed batch: the largest record that any
+// topic may hold and what surrounds it in its batch.
+const maxUncompressed = 80 << 20
+
+func (p *Partition) inBucket(offset int64) bool {
+	if p.tier == nil {
+		return false
+	}
+	_, ok := p.tier.Snapshot().Find(offset)
+	return ok
+}
+
+// corrupted counts and logs damage with its place.
+func (p *Partition) corrupted(tier string, err error) {
+	p.o.Metrics.Corruptions.WithLabelValues(tier, "read").Inc()
+	p.o.Logger.Error("stored data is damaged", "tier", tier, "err", err)
+}
+
+// awaitPosition waits until everything below min is applied.
+func (p *Partition) awaitPosition(ctx context.Context, ix *index.Index, min int64, wait time.Duration) error {
+	if ix.Applied().NextKafka >= min {
+		return nil
+	}
+	if wait <= 0 {
+		return ErrPositionNotReached
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for {
+		moved := p.applied.wait()
+		if ix.Applied().NextKafka >= min {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-timer.C:
+			return ErrPositionNotReached
+		case <-p.ctx.Done():
+			return ErrClosed
+		case <-ctx.Done():
+			return ErrPositionNotReached
+		}
+	}
+}
+
+// pulse wakes everybody who waits for the next event. Its zero value is ready.
+type pulse struct {
+	mu struct {
+		sync.Mutex
+		ch chan struct{} // nil: nobody waits
+	}
+}
+
+// wait gives a channel that the next beat closes.
+func (b *pulse) wait() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.ch == nil {
+		b.mu.ch = make(chan struct{})
+	}
+	return b.mu.ch
+}
+
+func (b *pulse) beat() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.mu.ch != nil {
+		close(b.mu.ch)
+		b.mu.ch = nil
+	}
+}
+
+// unavailable reports whether err is trouble with the bucket that may pass.
+func unavailable(err error) bool {
+	return errors.Is(err, objstore.ErrUnavailable) || errors.Is(err, objstore.ErrDenied) ||
+		errors.Is(err, objstore.ErrMisconfigured) || errors.Is(err, context.DeadlineExceeded)
+}

@@ -1,0 +1,286 @@
+// Package partition is one topic-partition over two tiers: the recent log on
+// local disk, older segments in a bucket, and one index over both.
+//
+// It promises that an answered append is durable and visible to the next lookup
+// on this node, that a lookup never gives another record's value or an older
+// one, and that a local segment goes only when the bucket and the index can do
+// without it.
+//
+//	Append ─► locallog ─► sync ─► high watermark ─► index ─► answer
+//	             │ sealed
+//	             ▼
+//	          tiered.Upload ─► manifest ─► note in the log ─► trim
+//
+//	Lookup ─► index ─► offset ─► locallog, else tiered
+//
+// A lookup is told in lookup.go, appending and the feeding of the index in
+// append.go and catchup.go, uploading and evicting in archive.go, and the way
+// from a directory to a serving partition in recover.go.
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"keyhole/index"
+	"keyhole/locallog"
+	"keyhole/record"
+	"keyhole/tiered"
+)
+
+// view is what lookups need; it exists once the index has caught up with the log.
+type view struct {
+	log *locallog.Log
+	ix  *index.Index
+}
+
+// Partition is one topic-partition. All methods may be called in parallel.
+type Partition struct {
+	o        Options
+	settings atomic.Pointer[Settings]
+	tier     *tiered.Tier // nil without a store
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	done   chan struct{} // closed when run has left
+	kick   chan struct{} // wakes run; holds one wish
+
+	log     atomic.Pointer[locallog.Log] // nil until recovered
+	serving atomic.Pointer[view]         // nil until the index has caught up
+	applied pulse                        // beats when the applied position moves
+	fenced  atomic.Bool
+	claimed atomic.Bool // this run holds an epoch, so the manifest is current
+
+	feed feed // the index's intake
+
+	// chores admits one roll, upload or eviction at a time. A channel and not a
+	// mutex, because the wait for it ends with the caller's context.
+	chores chan struct{}
+
+	mu struct {
+		sync.Mutex
+		reason   string // why lookups are not served; empty: they are
+		damaged  error  // what cannot be served because it is damaged
+		indexErr error  // why the index was taken out of service; nil: it was not
+		storeErr error  // the last failure of the bucket; nil once it worked again
+	}
+}
+
+// Open starts a partition and returns at once: recovery, the claim on the bucket
+// and the catching up of the index run in a goroutine of its own, and lookups
+// give ErrNotReady until they are through. Close ends it.
+func Open(o Options) *Partition {
+	ctx, cancel := context.WithCancel(context.Background())
+	o.Logger = o.Logger.With("topic", o.Topic, "partition", o.Partition)
+	p := &Partition{
+		o:      o,
+		ctx:    ctx,
+		cancel: cancel,
+		done:   make(chan struct{}),
+		kick:   make(chan struct{}, 1),
+		chores: make(chan struct{}, 1),
+	}
+	p.settings.Store(&o.Settings)
+	p.mu.reason = "starting"
+	go p.run()
+	return p
+}
+
+// ID is the partition's number.
+func (p *Partition) ID() int32 { return p.o.Partition }
+
+// Configure swaps the settings; requests that began earlier end under the old ones.
+func (p *Partition) Configure(s Settings) {
+	p.settings.Store(&s)
+	p.wake()
+}
+
+// State reports whether lookups are served, else why not, and what damage keeps
+// parts from being served.
+func (p *Partition) State() (ready bool, reason string, damaged error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.damaged != nil {
+		return true, "", p.mu.damaged
+	}
+	return p.mu.reason == "", p.mu.reason, nil
+}
+
+// StoreTrouble is the last failure of the bucket, nil once it worked again.
+func (p *Partition) StoreTrouble() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.storeErr
+}
+
+func (p *Partition) setReason(reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.reason = reason
+}
+
+func (p *Partition) setStoreTrouble(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.storeErr = err
+}
+
+// notServing says why there is no view.
+func (p *Partition) notServing() error {
+	if p.ctx.Err() != nil {
+		return ErrClosed
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.damaged != nil {
+		return p.mu.damaged
+	}
+	return ErrNotReady
+}
+
+func (p *Partition) wake() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Intervals of the background work.
+const (
+	choreInterval = 10 * time.Second
+	minBackoff    = 500 * time.Millisecond
+	maxBackoff    = 60 * time.Second
+)
+
+// run recovers the partition, then does its chores until Close.
+func (p *Partition) run() {
+	defer close(p.done)
+	if !p.recoverUntilOpen() {
+		return
+	}
+	backoff := time.Duration(0)
+	for {
+		pause := choreInterval
+		if backoff > 0 {
+			pause = backoff
+		}
+		timer := time.NewTimer(jitter(pause))
+		select {
+		case <-p.ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		case <-p.kick:
+			timer.Stop()
+			if backoff > 0 && !p.pause(jitter(backoff)) {
+				return
+			}
+		}
+		if err := p.chore(p.ctx); err != nil && p.ctx.Err() == nil {
+			backoff = nextBackoff(backoff)
+			p.o.Logger.Warn("background work failed; will try again", "err", err, "in", backoff)
+			continue
+		}
+		backoff = 0
+	}
+}
+
+// pause waits and reports whether the partition is still open.
+func (p *Partition) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-p.ctx.Done():
+		return false
+	}
+}
+
+func nextBackoff(d time.Duration) time.Duration {
+	return min(max(2*d, minBackoff), maxBackoff)
+}
+
+// jitter spreads d over 50 … 100 % so that partitions do not act in step.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d/2+1)
+}
+
+// enter waits for the turn to do a chore; the caller calls leave afterwards.
+func (p *Partition) enter(ctx context.Context) error {
+	select {
+	case p.chores <- struct{}{}:
+		return nil
+	case <-p.ctx.Done():
+		return ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (p *Partition) leave() { <-p.chores }
+
+// Close stops the background work, makes the log and the index durable and
+// closes them. Calls in flight finish or fail; later ones give ErrClosed. It is
+// idempotent.
+func (p *Partition) Close(ctx context.Context) error {
+	p.cancel()
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return fmt.Errorf("close partition %s/%d: %w", p.o.Topic, p.o.Partition, ctx.Err())
+	}
+	if err := p.enterClosing(ctx); err != nil {
+		return err
+	}
+	defer p.leave()
+	p.serving.Store(nil)
+	var errs []error
+	if log := p.log.Load(); log != nil {
+		errs = append(errs, log.Close())
+	}
+	errs = append(errs, p.feed.close())
+	if p.tier != nil {
+		errs = append(errs, p.tier.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// enterClosing is enter for a partition whose context has ended.
+func (p *Partition) enterClosing(ctx context.Context) error {
+	select {
+	case p.chores <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Destroy removes the partition's local files. Call it after Close.
+func (p *Partition) Destroy() error {
+	return p.o.FS.RemoveAll(p.o.Dir)
+}
+
+// fence stops all writing for good: a newer writer has the partition.
+func (p *Partition) fence(err error) {
+	if p.fenced.CompareAndSwap(false, true) {
+		p.o.Metrics.Fenced.Inc()
+		p.o.Logger.Error("partition taken over by a newer writer; this node stops serving it", "err", err)
+	}
+}
+
+// damage records what keeps the partition from serving.
+func (p *Partition) damage(kind string, err error) {
+	p.mu.Lock()
+	p.mu.damaged = err
+	p.mu.Unlock()
+	p.o.Metrics.Corruptions.WithLabelValues("local", kind).Inc()
+	p.o.Logger.Error("partition is damaged", "err", err)
+}
+
+func isCorrupt(err error) bool { return errors.Is(err, record.ErrCorrupt) }

@@ -1,0 +1,213 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"keyhole/locallog"
+	"keyhole/tiered"
+)
+
+// claimPatience bounds how long recovery waits for the bucket to say who owns
+// the partition. A store that is away must not keep hot keys from being served.
+const claimPatience = 2 * time.Second
+
+// errTakeOver says that the bucket is ahead of this disk and the disk holds
+// nothing that the bucket lacks, so the local log is to be begun anew.
+var errTakeOver = errors.New("local log is behind the bucket")
+
+// recoverUntilOpen repeats recover until it succeeds; false means that there is
+// nothing more to do, because of Close or of damage.
+func (p *Partition) recoverUntilOpen() bool {
+	for backoff := nextBackoff(0); ; backoff = nextBackoff(backoff) {
+		err := p.recover(p.ctx)
+		switch {
+		case err == nil:
+			return true
+		case p.ctx.Err() != nil:
+			return false
+		case isCorrupt(err):
+			p.damage("record", err)
+			return false
+		case errors.Is(err, ErrNotHosted):
+			p.setReason("")
+			return false
+		}
+		p.setReason(err.Error())
+		p.o.Logger.Warn("partition not ready; will try again", "err", err, "in", backoff)
+		if !p.pause(jitter(backoff)) {
+			return false
+		}
+	}
+}
+
+// recover opens both tiers and the index, each only if it is not open yet.
+//
+//	local manifest copy ─► index position ─► local log ─► claim ─► catch up ─► serve
+func (p *Partition) recover(ctx context.Context) error {
+	if p.o.Start != nil {
+		if err := p.o.Start.Acquire(ctx, 1); err != nil {
+			return err
+		}
+		defer p.o.Start.Release(1)
+	}
+	s := p.settings.Load()
+	if err := p.o.FS.MkdirAll(p.o.Dir, 0o755); err != nil {
+		return fmt.Errorf("make partition directory: %w", err)
+	}
+	if p.o.remote() && p.tier == nil {
+		if err := p.openTier(); err != nil {
+			return err
+		}
+	}
+	if p.log.Load() == nil {
+		if err := p.openLog(ctx, s); err != nil {
+			return err
+		}
+	}
+	if p.tier != nil && !p.claimed.Load() {
+		if err := p.claimBriefly(ctx); err != nil {
+			return err
+		}
+	}
+	return p.tendIndex(ctx, s)
+}
+
+func (p *Partition) openTier() error {
+	t, err := tiered.Open(tiered.Options{
+		FS:          p.o.FS,
+		Dir:         p.o.FS.PathJoin(p.o.Dir, "remote"),
+		Bucket:      p.o.Bucket,
+		Topic:       p.o.Topic,
+		TopicID:     p.o.TopicID,
+		Partition:   p.o.Partition,
+		Writer:      p.o.Writer,
+		Conditional: p.o.Conditional,
+		ChunkBytes:  func() int64 { return p.settings.Load().ChunkBytes },
+		Shared:      p.o.Tiers,
+		Logger:      p.o.Logger,
+	})
+	if err != nil {
+		return fmt.Errorf("open remote tier: %w", err)
+	}
+	p.tier = t
+	return nil
+}
+
+// openLog opens the local log, and begins one where there is none: at offset 0
+// for a new topic, else where the bucket ends.
+func (p *Partition) openLog(ctx context.Context, s *Settings) error {
+	dir := p.logDir()
+	have, err := p.hasLog(dir)
+	if err != nil {
+		return err
+	}
+	var start int64
+	if !have && !p.o.New && p.tier != nil {
+		if _, err := p.tier.Claim(ctx, true); err != nil {
+			return p.storeFailed(fmt.Errorf("no local log, and the bucket does not say where to begin: %w", err))
+		}
+		p.setStoreTrouble(nil)
+		p.claimed.Store(true)
+		start = p.tier.Snapshot().Next()
+	}
+	// The index first: what it has durably applied was durable in the log, so a
+	// bad tail below that is damage and not a torn write.
+	if s.IndexMaintained {
+		if err := p.openIndex(); err != nil {
+			return err
+		}
+	}
+	var epoch int32
+	if p.tier != nil {
+		epoch = int32(p.tier.Snapshot().Epoch)
+	}
+	log, err := locallog.Open(ctx, locallog.Options{
+		FS:            p.o.FS,
+		Dir:           dir,
+		Logger:        p.o.Logger,
+		Epoch:         epoch,
+		StartKafka:    start,
+		SegmentBytes:  func() int64 { return p.settings.Load().SegmentBytes },
+		FlushInterval: func() time.Duration { return p.settings.Load().FlushInterval },
+		Apply:         p.applyGroup,
+		ProvenNextLog: p.feed.position().NextLog,
+		MaxBatchBytes: maxUncompressed,
+	})
+	if err != nil {
+		return fmt.Errorf("open local log: %w", err)
+	}
+	p.log.Store(log)
+	return nil
+}
+
+func (p *Partition) logDir() string   { return p.o.FS.PathJoin(p.o.Dir, "log") }
+func (p *Partition) indexDir() string { return p.o.FS.PathJoin(p.o.Dir, "kv_index") }
+
+func (p *Partition) hasLog(dir string) (bool, error) {
+	if err := p.o.FS.MkdirAll(dir, 0o755); err != nil {
+		return false, fmt.Errorf("make log directory: %w", err)
+	}
+	names, err := p.o.FS.List(dir)
+	if err != nil {
+		return false, fmt.Errorf("list log directory: %w", err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, ".log") {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// claimBriefly asks the bucket who owns the partition before anything is served,
+// so that a disk that another writer has overtaken does not answer with old
+// values. If the store is away the partition serves what it has and asks again
+// in the background.
+func (p *Partition) claimBriefly(ctx context.Context) error {
+	attempt, cancel := context.WithTimeout(ctx, claimPatience)
+	defer cancel()
+	err := p.claim(attempt)
+	switch {
+	case errors.Is(err, errTakeOver):
+		return p.beginAnew(err)
+	case err != nil && unavailable(err):
+		p.o.Logger.Warn("object store is away; serving the local log", "err", err)
+		return nil
+	}
+	return err
+}
+
+// checkAgainstBucket compares the log with the manifest that was just claimed.
+func (p *Partition) checkAgainstBucket() error {
+	log := p.log.Load()
+	if log == nil {
+		return nil
+	}
+	if st := log.State(); st.HighWatermark < p.tier.Snapshot().Next() {
+		return errTakeOver
+	}
+	return nil
+}
+
+// beginAnew throws the local log and index away; the next recover begins a log
+// where the bucket ends. It is only called when the bucket has everything that
+// was acknowledged here.
+func (p *Partition) beginAnew(why error) error {
+	p.o.Logger.Warn("bucket is ahead of this disk; local log begins anew where the bucket ends", "err", why)
+	p.serving.Store(nil)
+	log := p.log.Swap(nil)
+	p.claimed.Store(false)
+	err := errors.Join(log.Close(), p.feed.close())
+	if err == nil {
+		err = errors.Join(p.o.FS.RemoveAll(p.logDir()), p.o.FS.RemoveAll(p.indexDir()))
+	}
+	if err != nil {
+		return fmt.Errorf("remove outdated local log: %w", err)
+	}
+	p.o.New = false
+	return fmt.Errorf("beginning anew: %w", errTakeOver)
+}

@@ -1,0 +1,68 @@
+package partition
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"golang.org/x/sync/semaphore"
+
+	"keyhole/index"
+	"keyhole/objstore"
+	"keyhole/record"
+	"keyhole/tiered"
+)
+
+// MaxKeyBytes is the longest key a record may have.
+const MaxKeyBytes = 32 << 10
+
+// Settings is one immutable snapshot of every switch and property that a
+// partition obeys. Configure swaps it whole, so one lookup never sees half of a
+// change.
+type Settings struct {
+	// IndexMaintained: the topic asks for an index, so appends feed it.
+	IndexMaintained bool
+	// IndexActive: IndexMaintained, and neither the feature nor the cluster
+	// switch hides it.
+	IndexActive bool
+	// RemoteRead: a store is configured, and the cluster switch and the topic
+	// property both let lookups read it.
+	RemoteRead bool
+	// RemoteWrite: a store is configured and the topic uploads its segments.
+	RemoteWrite bool
+
+	SegmentBytes     int64         // roll at this size
+	SegmentAge       time.Duration // roll when the first record is this old; 0: never
+	LocalTargetBytes int64         // evict down to this many bytes; negative: no limit
+	LocalTargetAge   time.Duration // evict what was sealed this long ago; negative: no limit
+	FlushInterval    time.Duration // 0: durable before the answer
+	MaxRecordBytes   int64         // key, value and headers, uncompressed
+	Codec            record.Codec  // of batches written here
+	ChunkBytes       int64         // target of one remote chunk
+}
+
+// Options are what Open needs; all but Bucket and Start are required.
+type Options struct {
+	FS        vfs.FS
+	Dir       string // <data>/topics/<topic>/<id>/<partition>
+	Topic     string
+	TopicID   string
+	Partition int32
+	// Writer is the id of this node, kept in its data directory.
+	Writer string
+	// New says that the topic was created a moment ago, so the bucket cannot
+	// hold anything of it and need not be asked.
+	New bool
+
+	Bucket      objstore.Bucket // nil: no store
+	Conditional bool            // the store honours If-Match and If-None-Match
+	Tiers       *tiered.Shared
+	Indexes     *index.Shared
+	Metrics     *Metrics
+	Logger      *slog.Logger
+	Settings    Settings
+	// Start bounds how many partitions recover at once; nil: no bound.
+	Start *semaphore.Weighted
+}
+
+func (o *Options) remote() bool { return o.Bucket != nil }
