@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"sync"
 
 	"github.com/klauspost/compress/gzip"
@@ -55,7 +56,7 @@ func compressTail(c Codec, plain []byte) (n int, ok bool) {
 }
 
 // decompressor turns compressed records into plain ones in a buffer that it
-// keeps. The buffer never grows beyond the limit of a call.
+// keeps. What it hands out is never longer than the limit of a call.
 //
 // franz-go's exported decompressor allows 2 GiB a batch, and that bound cannot
 // be set from outside a client. It is used for snappy, both framings of which
@@ -77,12 +78,20 @@ type decompressor struct {
 // errFull is internal: the buffer was too small for the output.
 var errFull = errors.New("output buffer is full")
 
-const minBuffer = 4 << 10
+const (
+	minBuffer = 4 << 10
 
-// decompress returns the plain form of src. The result is valid until the next
-// call.
+	// zstdBlock is the most that one zstd block decodes to. The buffer has room
+	// for one beyond the limit, because the decoder does not say whether a block
+	// failed for want of room or for damage; with a whole block of room left it
+	// can only have been damage.
+	zstdBlock = 128 << 10
+)
+
+// decompress returns the plain form of src, at most limit bytes. The result is
+// valid until the next call.
 func (d *decompressor) decompress(c Codec, src []byte, limit int) ([]byte, error) {
-	limit = max(limit, 0)
+	limit = min(max(limit, 0), math.MaxInt32)
 	if c == Snappy {
 		n, err := snappySize(src)
 		if err != nil {
@@ -91,28 +100,33 @@ func (d *decompressor) decompress(c Codec, src []byte, limit int) ([]byte, error
 		if n > uint64(limit) {
 			return nil, ErrTooLarge
 		}
-		d.grow(int(n), limit)
+		d.grow(int(n))
 		return d.unsnappy(src)
 	}
+	slack := 0
+	if c == Zstd {
+		slack = zstdBlock
+	}
 	// A guess that is right for most batches and in proportion to what came in.
-	d.grow(max(8*len(src), minBuffer), limit)
+	size := min(max(8*len(src), minBuffer, cap(d.buf)-slack), limit)
 	for {
-		size := min(cap(d.buf), limit)
-		out, err := d.decodeInto(d.buf[:0:size], c, src)
+		d.grow(size + slack)
+		out, err := d.decodeInto(d.buf[:0:size+slack], c, src)
+		if err == nil && len(out) > limit {
+			return nil, ErrTooLarge
+		}
 		if !errors.Is(err, errFull) {
 			return out, err
 		}
 		if size == limit {
 			return nil, ErrTooLarge
 		}
-		d.grow(4*size, limit)
+		size = min(4*size, limit)
 	}
 }
 
-// grow makes the capacity of the buffer at least n, or limit if that is less.
-// Its content is lost.
-func (d *decompressor) grow(n, limit int) {
-	n = min(n, limit)
+// grow makes the capacity of the buffer at least n. Its content is lost.
+func (d *decompressor) grow(n int) {
 	if n > cap(d.buf) {
 		d.buf = nil // before the new one is made, so that the collector may take it
 		d.buf = make([]byte, 0, n)
@@ -175,8 +189,8 @@ func fill(dst []byte, r io.Reader) ([]byte, error) {
 
 func (d *decompressor) unzstd(dst, src []byte) ([]byte, error) {
 	if d.zstd == nil {
-		// With the capacity as limit, the frame's window is never allocated:
-		// the output itself is the history.
+		// DecodeAll allocates no window, whatever a frame declares: the output
+		// itself is the history.
 		z, err := zstd.NewReader(nil,
 			zstd.WithDecoderConcurrency(1),
 			zstd.WithDecoderLowmem(true),
@@ -187,7 +201,7 @@ func (d *decompressor) unzstd(dst, src []byte) ([]byte, error) {
 		d.zstd = z
 	}
 	out, err := d.zstd.DecodeAll(src, dst)
-	if errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+	if err != nil && (errors.Is(err, zstd.ErrDecoderSizeExceeded) || cap(dst)-len(out) < zstdBlock) {
 		return nil, errFull
 	}
 	return out, err
