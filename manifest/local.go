@@ -1,0 +1,59 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// WriteFile replaces a small file so that after a crash at any point the name
+// holds the old bytes or all of the new ones: temporary file, sync, rename,
+// sync of the directory. The directory must exist. Two calls for one path must
+// not overlap, because the temporary name is path + ".tmp".
+func WriteFile(fs vfs.FS, path string, data []byte) error {
+	tmp := path + ".tmp"
+	f, err := fs.Create(tmp, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return fmt.Errorf("create %s: %w", tmp, err)
+	}
+	if _, err := f.Write(data); err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", tmp, err), f.Close())
+	}
+	if err := f.Sync(); err != nil {
+		return errors.Join(fmt.Errorf("sync %s: %w", tmp, err), f.Close())
+	}
+	if err := f.Close(); err != nil {
+		return fmt.Errorf("close %s: %w", tmp, err)
+	}
+	if err := fs.Rename(tmp, path); err != nil {
+		return fmt.Errorf("rename %s: %w", tmp, err)
+	}
+	return SyncDir(fs, fs.PathDir(path))
+}
+
+// SyncDir makes the names in a directory durable.
+func SyncDir(fs vfs.FS, dir string) error {
+	d, err := fs.OpenDir(dir)
+	if err != nil {
+		return fmt.Errorf("open directory %s: %w", dir, err)
+	}
+	if err := d.Sync(); err != nil {
+		return errors.Join(fmt.Errorf("sync directory %s: %w", dir, err), d.Close())
+	}
+	return d.Close()
+}
+
+// ReadFile reads a whole file of at most limit bytes. A longer one is an error.
+func ReadFile(fs vfs.FS, path string, limit int64) ([]byte, error) {
+	f, err := fs.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	return data, errors.Join(err, f.Close())
+}

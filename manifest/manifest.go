@@ -1,0 +1,164 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sort"
+)
+
+// ErrInvalid marks a manifest or a segment whose fields contradict each other,
+// for instance ranges that overlap.
+var ErrInvalid = errors.New("manifest: invalid")
+
+// Segment describes one segment in the bucket: a .log object with batches and
+// an .index object with its chunk table and key run. Offsets are Kafka
+// offsets; sizes are bytes.
+type Segment struct {
+	BaseOffset   int64  `json:"base_offset,string"` // first offset the segment answers for
+	LastOffset   int64  `json:"last_offset,string"` // last one, inclusive
+	UploadID     string `json:"upload_id"`          // makes the object names unique
+	Size         int64  `json:"size"`               // of the .log object
+	IndexSize    int64  `json:"index_size"`         // of the .index object
+	TableBytes   int64  `json:"table_bytes"`        // of the chunk table at the front of the .index object
+	Records      int64  `json:"records"`            // data records in the segment
+	MaxTimestamp int64  `json:"max_timestamp"`      // largest record timestamp, Unix milliseconds
+	Epoch        int64  `json:"epoch"`              // of the writer that uploaded it
+}
+
+// Manifest is the list of a partition's remote segments in offset order.
+// Ranges never overlap; there may be gaps between them. It is immutable: no
+// field may be changed once the manifest was handed out.
+type Manifest struct {
+	Topic     string `json:"topic"`
+	TopicID   string `json:"topic_id"`
+	Partition int32  `json:"partition"`
+
+	// Epoch counts the times a writer took the partition over, Writer names
+	// the one that wrote this manifest.
+	Epoch  int64  `json:"epoch"`
+	Writer string `json:"writer"`
+
+	// Generation grows by one with each replacement. Session and Commit
+	// together name the write that produced this manifest: the session is
+	// drawn anew by every claim, the commit counts attempts within it. They
+	// let a writer recognise its own write after the reply was lost.
+	Generation int64  `json:"generation"`
+	Session    string `json:"session"`
+	Commit     int64  `json:"commit"`
+
+	Segments []Segment `json:"segments"`
+}
+
+// Find returns the index of the segment that answers for a Kafka offset. An
+// offset in a gap, or outside of all segments, is not found.
+func (m *Manifest) Find(offset int64) (i int, ok bool) {
+	i = m.After(offset)
+	return i, i < len(m.Segments) && m.Segments[i].BaseOffset <= offset
+}
+
+// After returns the index of the first segment whose last offset is at or
+// after offset, len(Segments) when there is none.
+func (m *Manifest) After(offset int64) int {
+	return sort.Search(len(m.Segments), func(i int) bool { return m.Segments[i].LastOffset >= offset })
+}
+
+// Start is the first offset any segment answers for; 0 with no segment.
+func (m *Manifest) Start() int64 {
+	if len(m.Segments) == 0 {
+		return 0
+	}
+	return m.Segments[0].BaseOffset
+}
+
+// Next is the offset after the last one any segment answers for (exclusive);
+// 0 with no segment.
+func (m *Manifest) Next() int64 {
+	if len(m.Segments) == 0 {
+		return 0
+	}
+	return m.Segments[len(m.Segments)-1].LastOffset + 1
+}
+
+// With returns a manifest that also has the given segments, each at or after
+// the end of what is there. A segment that is in the manifest already, field
+// by field, is left as it is, so that a repeated commit adds nothing; when
+// that is true of all, m itself is returned. Anything else that overlaps is
+// ErrInvalid.
+func (m *Manifest) With(segs ...Segment) (*Manifest, error) {
+	out := *m
+	out.Segments = slices.Clone(m.Segments)
+	added := false
+	for _, s := range segs {
+		if i, ok := m.Find(s.BaseOffset); ok && m.Segments[i] == s {
+			continue
+		}
+		if err := s.validate(out.Next()); err != nil {
+			return nil, err
+		}
+		out.Segments = append(out.Segments, s)
+		added = true
+	}
+	if !added {
+		return m, nil
+	}
+	return &out, nil
+}
+
+// validate checks one segment against the end of those before it.
+func (s *Segment) validate(next int64) error {
+	switch {
+	case s.BaseOffset < next:
+		return fmt.Errorf("%w: segment at %d begins below %d, the end of those before it", ErrInvalid, s.BaseOffset, next)
+	case s.LastOffset < s.BaseOffset || s.LastOffset == math.MaxInt64:
+		return fmt.Errorf("%w: segment at %d ends at %d", ErrInvalid, s.BaseOffset, s.LastOffset)
+	case !isName(s.UploadID, 64):
+		return fmt.Errorf("%w: segment at %d has upload id %.80q", ErrInvalid, s.BaseOffset, s.UploadID)
+	case s.Size <= 0 || s.TableBytes <= 0 || s.IndexSize < s.TableBytes:
+		return fmt.Errorf("%w: segment at %d has sizes %d, %d, %d", ErrInvalid, s.BaseOffset, s.Size, s.IndexSize, s.TableBytes)
+	case s.Records < 0:
+		return fmt.Errorf("%w: segment at %d has %d records", ErrInvalid, s.BaseOffset, s.Records)
+	case s.Epoch < 1 || s.Epoch > MaxEpoch:
+		return fmt.Errorf("%w: segment at %d has epoch %d", ErrInvalid, s.BaseOffset, s.Epoch)
+	}
+	return nil
+}
+
+// MaxEpoch is the largest epoch: it must fit a batch's leader epoch.
+const MaxEpoch = math.MaxInt32
+
+// validateHead checks everything but the segments.
+func (m *Manifest) validateHead() error {
+	switch {
+	case !isName(m.Topic, 249):
+		return fmt.Errorf("%w: topic %.300q", ErrInvalid, m.Topic)
+	case !isName(m.TopicID, 64):
+		return fmt.Errorf("%w: topic id %.80q", ErrInvalid, m.TopicID)
+	case m.Partition < 0:
+		return fmt.Errorf("%w: partition %d", ErrInvalid, m.Partition)
+	case m.Epoch < 1 || m.Epoch > MaxEpoch:
+		return fmt.Errorf("%w: epoch %d", ErrInvalid, m.Epoch)
+	case !isName(m.Writer, 128):
+		return fmt.Errorf("%w: writer %.160q", ErrInvalid, m.Writer)
+	case !isName(m.Session, 64) || m.Commit < 1 || m.Generation < 1:
+		return fmt.Errorf("%w: generation %d by commit %d of session %.80q", ErrInvalid, m.Generation, m.Commit, m.Session)
+	}
+	return nil
+}
+
+// isName reports whether s has 1 to limit bytes out of letters, digits, dot,
+// underscore and dash: what Kafka allows in a topic name, and what needs no
+// escaping in JSON, in an object key or in a log line.
+func isName(s string, limit int) bool {
+	if s == "" || len(s) > limit {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
+			return false
+		}
+	}
+	return true
+}
