@@ -86,14 +86,16 @@ type Handle struct {
 }
 
 // Open reads the local copy and asks no one else. When there is none, or it
-// cannot be read, is damaged or belongs to another partition, Current is nil,
-// meaning unknown, until Claim has read the bucket.
+// cannot be read, is damaged or belongs to another partition, the manifest is
+// unknown until Claim has read the bucket.
 func Open(o Options) *Handle {
 	h := &Handle{o: o, turn: make(chan struct{}, 1)}
+	h.current.Store(h.empty())
 	m, err := h.readLocal()
 	switch {
 	case err == nil:
 		h.current.Store(m)
+		h.diskEpoch = m.Epoch
 	case !errors.Is(err, os.ErrNotExist):
 		o.Logger.Warn("local manifest not usable, it will be read from the bucket", "path", o.Path, "err", err)
 	}
@@ -112,8 +114,12 @@ func (h *Handle) readLocal() (*Manifest, error) {
 	return m, h.checkIdentity(m)
 }
 
-// Current returns the manifest as last known, nil while it is unknown. It
-// never blocks.
+func (h *Handle) empty() *Manifest {
+	return &Manifest{Topic: h.o.Topic, TopicID: h.o.TopicID, Partition: h.o.Partition}
+}
+
+// Current returns the manifest as last known, one that is not Known while it
+// is unknown. It never blocks and is never nil.
 func (h *Handle) Current() *Manifest { return h.current.Load() }
 
 // Fenced reports whether a newer writer was met.
@@ -123,11 +129,11 @@ func (h *Handle) Fenced() bool { return h.fenced.Load() }
 func (h *Handle) SingleWriter() bool { return !h.o.Conditional }
 
 // Claim reads the bucket's manifest and takes the next epoch, which it
-// returns. diskEpoch is the epoch under which the records on this disk were
-// written, 0 when the disk holds nothing that the bucket could lack. After
-// ErrSuperseded, Current is the bucket's manifest. A Claim on a claimed handle
-// takes one more epoch.
-func (h *Handle) Claim(ctx context.Context, diskEpoch int64) (epoch int64, err error) {
+// returns. When another writer had the partition since the local copy was
+// written, it is ErrSuperseded and Current is the bucket's manifest; takeOver
+// claims all the same, for a disk that holds nothing the bucket could lack. A
+// Claim on a claimed handle takes one more epoch.
+func (h *Handle) Claim(ctx context.Context, takeOver bool) (epoch int64, err error) {
 	if err := h.lock(ctx); err != nil {
 		return 0, err
 	}
@@ -149,14 +155,14 @@ func (h *Handle) Claim(ctx context.Context, diskEpoch int64) (epoch int64, err e
 			return 0, err
 		}
 		if m == nil {
-			m = &Manifest{Topic: h.o.Topic, TopicID: h.o.TopicID, Partition: h.o.Partition}
+			m = h.empty()
 		}
-		if diskEpoch > 0 && m.Epoch > diskEpoch && m.Writer != h.o.Writer {
+		if !takeOver && m.Epoch > h.diskEpoch && m.Writer != h.o.Writer {
 			h.current.Store(m)
-			return 0, fmt.Errorf("%w: disk has epoch %d, the bucket epoch %d by %s", ErrSuperseded, diskEpoch, m.Epoch, m.Writer)
+			return 0, fmt.Errorf("%w: disk has epoch %d, the bucket epoch %d by %s", ErrSuperseded, h.diskEpoch, m.Epoch, m.Writer)
 		}
 		next := *m
-		next.Epoch = max(m.Epoch, diskEpoch) + 1
+		next.Epoch++
 		next.Generation++
 		next.Writer, next.Session, next.Commit = h.o.Writer, session, attempt+1
 		etag, err = h.replace(ctx, &next, etag)
@@ -175,7 +181,7 @@ func (h *Handle) claimed(m *Manifest, etag string) (int64, error) {
 	if err := h.install(m, etag); err != nil {
 		return 0, err
 	}
-	h.session, h.seq, h.epoch = m.Session, m.Commit, m.Epoch
+	h.session, h.seq, h.epoch, h.diskEpoch = m.Session, m.Commit, m.Epoch, m.Epoch
 	return m.Epoch, nil
 }
 
@@ -333,7 +339,7 @@ func (h *Handle) checkIdentity(m *Manifest) error {
 // and building on it would lose the rest.
 func (h *Handle) checkNotOlder(m *Manifest) error {
 	cur := h.Current()
-	if cur == nil || m != nil && m.Generation >= cur.Generation {
+	if !cur.Known() || m != nil && m.Generation >= cur.Generation {
 		return nil
 	}
 	have := "none"

@@ -117,7 +117,7 @@ func options(s *memStore, fs vfs.FS, writer string) manifest.Options {
 func claimed(t testing.TB, s *memStore, writer string) *manifest.Handle {
 	t.Helper()
 	h := manifest.Open(options(s, newFS(t), writer))
-	if _, err := h.Claim(t.Context(), 0); err != nil {
+	if _, err := h.Claim(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	return h
@@ -136,10 +136,8 @@ func adding(segs ...manifest.Segment) func(*manifest.Manifest) (*manifest.Manife
 func wantRanges(t testing.TB, m *manifest.Manifest, want ...[2]int64) {
 	t.Helper()
 	var got [][2]int64
-	if m != nil {
-		for _, s := range m.Segments {
-			got = append(got, [2]int64{s.BaseOffset, s.LastOffset})
-		}
+	for _, s := range m.Segments {
+		got = append(got, [2]int64{s.BaseOffset, s.LastOffset})
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Fatalf("segments %v, want %v", got, want)

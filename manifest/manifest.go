@@ -51,6 +51,11 @@ type Manifest struct {
 	Segments []Segment `json:"segments"`
 }
 
+// Known reports whether this is a manifest that was read or written, as
+// opposed to the stand-in for one that nobody has seen yet. Of an unknown
+// manifest it must not be concluded that an offset is not in the bucket.
+func (m *Manifest) Known() bool { return m.Generation > 0 }
+
 // Find returns the index of the segment that answers for a Kafka offset. An
 // offset in a gap, or outside of all segments, is not found.
 func (m *Manifest) Find(offset int64) (i int, ok bool) {
