@@ -81,8 +81,11 @@ type Handle struct {
 	session string        // of the claim in force
 	seq     int64         // last attempt to write within the session
 	epoch   int64         // 0 until claimed
-	etag    string
-	unsaved bool // current is newer than the local copy
+	// diskEpoch is that of the local copy, 0 without one: the last epoch in
+	// which this disk is known to have had the partition.
+	diskEpoch int64
+	etag      string
+	unsaved   bool // current is newer than the local copy
 }
 
 // Open reads the local copy and asks no one else. When there is none, or it
