@@ -126,6 +126,14 @@ func CheckRange(key string, off, n int64) error {
 	return nil
 }
 
+// CheckETag is CheckRange for GetIfChanged. The error is ErrInvalid.
+func CheckETag(key, etag string) error {
+	if etag == "" {
+		return fmt.Errorf("%w: empty ETag", ErrInvalid)
+	}
+	return ValidKey(key)
+}
+
 // CheckPut is CheckRange for Put. The error is ErrInvalid.
 func CheckPut(key string, size int64, cond Condition) error {
 	if err := ValidKey(key); err != nil {

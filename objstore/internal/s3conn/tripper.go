@@ -1,0 +1,230 @@
+package s3conn
+
+import (
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Reply is what the store answered to the last request made under a context.
+// It belongs to one call: written by the transport, read by the driver once
+// the client library has returned.
+type Reply struct {
+	mu     sync.Mutex // the library could leave a request behind
+	status int        // 0 while there is no reply
+	header http.Header
+	code   string // error code of the reply's body
+	region string // where the bucket lives, if the store told
+	err    error  // why there is no reply
+}
+
+type replyKey struct{}
+
+// WithReply gives a context whose requests report into the Reply.
+func WithReply(ctx context.Context) (context.Context, *Reply) {
+	r := &Reply{}
+	return context.WithValue(ctx, replyKey{}, r), r
+}
+
+// Header is the reply's header, nil while there is no reply.
+func (r *Reply) Header() http.Header {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.header
+}
+
+// Status is the reply's HTTP status, 0 while there is no reply.
+func (r *Reply) Status() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status
+}
+
+// ETag is the object's ETag as the store wrote it, quotes included.
+func (r *Reply) ETag() string { return r.Header().Get("ETag") }
+
+func (r *Reply) set(status int, header http.Header, code, region string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status, r.header, r.code, r.region, r.err = status, header, code, region, err
+}
+
+// stallError is a request that was cut because nothing moved. With no reply at
+// all it counts as a deadline; a reply that broke off does not.
+type stallError struct {
+	after   time.Duration
+	replied bool
+}
+
+func (e *stallError) Error() string {
+	if e.replied {
+		return fmt.Sprintf("reply stalled for %v", e.after)
+	}
+	return fmt.Sprintf("no reply within %v", e.after)
+}
+
+func (e *stallError) Unwrap() error {
+	if e.replied {
+		return nil
+	}
+	return context.DeadlineExceeded
+}
+
+// maxErrorBody bounds what is read of an error reply: S3's are about 300 bytes.
+const maxErrorBody = 64 << 10
+
+type tripper struct{ conn *Conn }
+
+// RoundTrip makes one request, watching that bytes keep moving.
+func (t *tripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	reply, _ := req.Context().Value(replyKey{}).(*Reply)
+	if reply == nil {
+		reply = &Reply{} // a request of the library's own
+	}
+	ctx, cancel := context.WithCancelCause(req.Context())
+	w := &watch{
+		limit: t.conn.o.ReplyTimeout,
+		timer: time.AfterFunc(t.conn.o.ReplyTimeout, func() {
+			cancel(&stallError{after: t.conn.o.ReplyTimeout})
+		}),
+		stop: func() { cancel(nil) },
+		ctx:  ctx,
+	}
+	watched := req.WithContext(ctx)
+	if req.Body != nil && req.Body != http.NoBody {
+		watched.Body = &watchedUpload{ReadCloser: req.Body, w: w}
+	}
+	resp, err := t.conn.base.RoundTrip(watched)
+	if err != nil {
+		err = w.cause(err)
+		w.end()
+		reply.set(0, nil, "", "", err)
+		return nil, err
+	}
+	w.timer.Stop()
+	body := newWatchedReply(resp.Body, t.conn.o.StallTimeout, ctx, cancel)
+	resp.Body = body
+	code, region := "", resp.Header.Get("X-Amz-Bucket-Region")
+	if resp.StatusCode >= 300 {
+		var fromBody string
+		code, fromBody = bufferError(resp)
+		if region == "" {
+			region = fromBody
+		}
+	}
+	reply.set(resp.StatusCode, resp.Header, code, region, nil)
+	return resp, nil
+}
+
+// bufferError reads an error reply for its code and region and puts the bytes
+// back for the library.
+func bufferError(resp *http.Response) (code, region string) {
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	_ = resp.Body.Close()
+	resp.Body = io.NopCloser(bytes.NewReader(data))
+	if err != nil {
+		return "", ""
+	}
+	var doc struct {
+		XMLName xml.Name `xml:"Error"`
+		Code    string   `xml:"Code"`
+		Region  string   `xml:"Region"`
+	}
+	if xml.Unmarshal(data, &doc) != nil {
+		return "", ""
+	}
+	return token(doc.Code), token(doc.Region)
+}
+
+// token keeps a word of the store printable and short.
+func token(s string) string {
+	if len(s) > 64 {
+		return ""
+	}
+	for _, r := range s {
+		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_' && r != '.' {
+			return ""
+		}
+	}
+	return s
+}
+
+// watch guards one request until its reply begins.
+type watch struct {
+	ctx   context.Context
+	limit time.Duration
+	timer *time.Timer
+	stop  func()
+}
+
+func (w *watch) progress() { w.timer.Reset(w.limit) }
+
+func (w *watch) end() {
+	w.timer.Stop()
+	w.stop()
+}
+
+// cause is err, or the stall that led to it.
+func (w *watch) cause(err error) error { return stallOr(w.ctx, err) }
+
+func stallOr(ctx context.Context, err error) error {
+	var stall *stallError
+	if errors.As(context.Cause(ctx), &stall) {
+		return stall
+	}
+	return err
+}
+
+// watchedUpload puts the limit off with each piece that is taken for sending.
+type watchedUpload struct {
+	io.ReadCloser
+	w *watch
+}
+
+func (u *watchedUpload) Read(p []byte) (int, error) {
+	if u.w.ctx.Err() == nil {
+		u.w.progress()
+	}
+	return u.ReadCloser.Read(p)
+}
+
+// watchedReply cuts the reply if a read yields nothing for the limit.
+type watchedReply struct {
+	inner  io.ReadCloser
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	limit  time.Duration
+	timer  *time.Timer
+}
+
+func newWatchedReply(inner io.ReadCloser, limit time.Duration, ctx context.Context, cancel context.CancelCauseFunc) *watchedReply {
+	timer := time.AfterFunc(limit, func() { cancel(&stallError{after: limit, replied: true}) })
+	return &watchedReply{inner: inner, ctx: ctx, cancel: cancel, limit: limit, timer: timer}
+}
+
+func (r *watchedReply) Read(p []byte) (int, error) {
+	n, err := r.inner.Read(p)
+	switch {
+	case err == nil:
+		r.timer.Reset(r.limit)
+	case errors.Is(err, io.EOF):
+		r.timer.Stop()
+	default:
+		r.timer.Stop()
+		err = stallOr(r.ctx, err)
+	}
+	return n, err
+}
+
+func (r *watchedReply) Close() error {
+	r.timer.Stop()
+	err := r.inner.Close()
+	r.cancel(nil)
+	return err
+}
