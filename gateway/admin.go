@@ -1,0 +1,230 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/gorilla/mux"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"keyhole/catalog"
+	"keyhole/partition"
+)
+
+// maxAdminBody bounds the JSON body of an admin request.
+const maxAdminBody = 1 << 20
+
+// admin answers on the admin listener.
+type admin struct {
+	*Server
+	catalog *catalog.Catalog
+	origin  *http.CrossOriginProtection
+}
+
+// adminRoutes are the routes of the admin listener.
+func (s *Server) adminRoutes() http.Handler {
+	a := admin{Server: s, catalog: s.o.Catalog, origin: http.NewCrossOriginProtection()}
+	r := mux.NewRouter().SkipClean(true)
+	a.handle(r, "/v1/status/ready", methods{http.MethodGet: a.ready})
+	a.handle(r, "/v1/status/live", methods{http.MethodGet: a.live})
+	a.handle(r, "/v1/topics", methods{http.MethodGet: a.listTopics, http.MethodPost: a.createTopic})
+	a.handle(r, "/v1/topics/{topic}", methods{http.MethodGet: a.describeTopic, http.MethodDelete: a.deleteTopic})
+	a.handle(r, "/v1/topics/{topic}/config", methods{http.MethodPut: a.alterTopic})
+	a.handle(r, "/v1/cluster_config", methods{http.MethodGet: a.clusterConfig, http.MethodPut: a.alterCluster})
+	a.handle(r, "/v1/cluster_config/schema", methods{http.MethodGet: a.clusterSchema})
+	a.handle(r, "/v1/features", methods{http.MethodGet: a.features})
+	a.handle(r, "/v1/features/{feature}", methods{http.MethodPut: a.setFeature})
+	a.handle(r, "/v1/cloud_storage/status/{topic}/{partition}", methods{http.MethodGet: a.tierStatus})
+	a.handle(r, "/v1/cloud_storage/manifest/{topic}/{partition}", methods{http.MethodGet: a.manifest})
+	a.handle(r, "/v1/cloud_storage/evict/{topic}/{partition}", methods{http.MethodPost: a.evict})
+	a.handle(r, "/v1/cloud_storage/cache/trim", methods{http.MethodPost: a.trimCache})
+	metrics := promhttp.HandlerFor(s.o.Gatherer, promhttp.HandlerOpts{})
+	a.handle(r, "/metrics", methods{http.MethodGet: func(w http.ResponseWriter, r *http.Request) int {
+		metrics.ServeHTTP(w, r)
+		return http.StatusOK
+	}})
+	return s.routes(r)
+}
+
+// handle adds a route that refuses what a page of another site makes a browser
+// send: the admin listener knows no credentials, so being able to reach it must
+// not be enough.
+func (a *admin) handle(r *mux.Router, template string, m methods) {
+	a.Server.handle(r, template, func(w http.ResponseWriter, r *http.Request) int {
+		if err := a.origin.Check(r); err != nil {
+			return a.fail(w, r, errCrossOrigin)
+		}
+		return m.serve(w, r)
+	})
+}
+
+var errCrossOrigin = &requestError{status: http.StatusForbidden, message: "cross-origin request refused"}
+
+// readiness is the body of the readiness route.
+type readiness struct {
+	catalog.Readiness
+	Draining bool `json:"draining,omitempty"`
+}
+
+func (a *admin) ready(w http.ResponseWriter, _ *http.Request) int {
+	body := readiness{a.catalog.Ready(), a.draining.Load()}
+	status := http.StatusOK
+	if body.Draining {
+		body.Ready = false
+	}
+	if !body.Ready {
+		status = http.StatusServiceUnavailable
+		w.Header()["Retry-After"] = retryAfter
+	}
+	return sendJSON(w, status, body)
+}
+
+func (a *admin) live(w http.ResponseWriter, _ *http.Request) int {
+	return sendJSON(w, http.StatusOK, struct{}{})
+}
+
+func (a *admin) clusterConfig(w http.ResponseWriter, _ *http.Request) int {
+	return sendJSON(w, http.StatusOK, a.catalog.ClusterConfig())
+}
+
+func (a *admin) clusterSchema(w http.ResponseWriter, _ *http.Request) int {
+	return sendJSON(w, http.StatusOK, a.catalog.ClusterSchema())
+}
+
+func (a *admin) alterCluster(w http.ResponseWriter, r *http.Request) int {
+	var body struct {
+		Upsert map[string]any `json:"upsert"`
+		Remove []string       `json:"remove"`
+	}
+	if err := a.decode(w, r, &body); err != nil {
+		return a.fail(w, r, err)
+	}
+	version, err := a.catalog.AlterCluster(r.Context(), body.Upsert, body.Remove)
+	var invalid *catalog.InvalidError
+	switch {
+	case errors.As(err, &invalid):
+		// The form that operators know from Redpanda: property → message.
+		w.Header().Set("X-Kv-Reason", reasonBadRequest)
+		return sendJSON(w, http.StatusBadRequest, invalid.Properties)
+	case err != nil:
+		return a.fail(w, r, err)
+	}
+	return sendJSON(w, http.StatusOK, map[string]int64{"config_version": version})
+}
+
+func (a *admin) features(w http.ResponseWriter, _ *http.Request) int {
+	return sendJSON(w, http.StatusOK, map[string]any{"features": a.catalog.Features()})
+}
+
+func (a *admin) setFeature(w http.ResponseWriter, r *http.Request) int {
+	var body struct {
+		State string `json:"state"`
+	}
+	if err := a.decode(w, r, &body); err != nil {
+		return a.fail(w, r, err)
+	}
+	name := mux.Vars(r)["feature"]
+	if err := a.catalog.SetFeature(r.Context(), name, body.State); err != nil {
+		return a.fail(w, r, err)
+	}
+	return sendJSON(w, http.StatusOK, catalog.Feature{Name: name, State: body.State})
+}
+
+func (a *admin) trimCache(w http.ResponseWriter, _ *http.Request) int {
+	a.catalog.TrimCache()
+	return sendJSON(w, http.StatusOK, struct{}{})
+}
+
+// partition finds the partition that a path names.
+func (a *admin) partition(r *http.Request) (*partition.Partition, error) {
+	vars := mux.Vars(r)
+	n, err := parsePartition(vars["partition"])
+	if err != nil || n < 0 {
+		return nil, badRequest("partition is not a number")
+	}
+	t, err := a.catalog.Topic(vars["topic"])
+	if err != nil {
+		return nil, err
+	}
+	return t.Partition(n)
+}
+
+func (a *admin) tierStatus(w http.ResponseWriter, r *http.Request) int {
+	p, err := a.partition(r)
+	if err != nil {
+		return a.fail(w, r, err)
+	}
+	return sendJSON(w, http.StatusOK, p.Status())
+}
+
+func (a *admin) manifest(w http.ResponseWriter, r *http.Request) int {
+	p, err := a.partition(r)
+	if err != nil {
+		return a.fail(w, r, err)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), a.topics.LookupTimeout())
+	defer cancel()
+	data, err := p.Manifest(ctx)
+	if err != nil {
+		return a.fail(w, r, err)
+	}
+	return writeBody(w, http.StatusOK, jsonMedia, data)
+}
+
+func (a *admin) evict(w http.ResponseWriter, r *http.Request) int {
+	var body struct {
+		LocalTargetBytes *int64 `json:"local_target_bytes"`
+	}
+	if err := a.decode(w, r, &body); err != nil {
+		return a.fail(w, r, err)
+	}
+	if body.LocalTargetBytes == nil || *body.LocalTargetBytes < 0 {
+		return a.fail(w, r, badRequest("local_target_bytes must be a number of bytes, 0 or more"))
+	}
+	p, err := a.partition(r)
+	if err != nil {
+		return a.fail(w, r, err)
+	}
+	status, err := p.Evict(r.Context(), *body.LocalTargetBytes)
+	if err != nil {
+		return a.fail(w, r, err)
+	}
+	return sendJSON(w, http.StatusOK, status)
+}
+
+// decode reads the JSON body of a request into v. Members that v does not have
+// are refused: a misspelt one would be a setting that silently is not made.
+func (a *admin) decode(w http.ResponseWriter, r *http.Request, v any) error {
+	body, release, err := a.readBody(w, r, maxAdminBody)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return decodeJSON(body, v)
+}
+
+func sendJSON(w http.ResponseWriter, status int, v any) int {
+	return writeJSON(w, status, jsonMedia, v)
+}
+
+// decodeJSON decodes exactly one JSON value. Numbers keep their digits.
+func decodeJSON(body []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.UseNumber()
+	d.DisallowUnknownFields()
+	err := d.Decode(v)
+	if err == io.EOF {
+		return badRequest("request body is empty, not a JSON object")
+	}
+	if err != nil {
+		return badRequest("request body: " + err.Error())
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return badRequest("request body: more than one JSON value")
+	}
+	return nil
+}
