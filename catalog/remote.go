@@ -1,0 +1,296 @@
+package catalog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"keyhole/objstore"
+	"keyhole/record"
+)
+
+const (
+	clusterObject = "cluster.json"
+	// listPatience bounds one listing of the bucket's topics.
+	listPatience = 5 * time.Minute
+	// readsAtOnce bounds the topic.json objects read at the same time.
+	readsAtOnce = 16
+)
+
+// errForeign says that the bucket belongs to another cluster than this data
+// directory.
+var errForeign = errors.New("bucket belongs to another cluster than this data directory")
+
+// remote is what is known of the bucket as a whole.
+type remote struct {
+	verified chan struct{} // closed once the bucket has proved to be ours
+
+	mu    sync.Mutex
+	err   error    // why the topics of the bucket are not known; nil: not asked yet, or known
+	notes []string // what an operator should know of the bucket's topics
+}
+
+func (r *remote) set(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+}
+
+func (r *remote) note(notes []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notes = notes
+}
+
+func (r *remote) trouble() (err error, notes []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err, r.notes
+}
+
+// unknown is ErrBucketUnknown with its cause, if there is one yet.
+func (r *remote) unknown() error {
+	if err, _ := r.trouble(); err != nil {
+		return fmt.Errorf("%w: %w", ErrBucketUnknown, err)
+	}
+	return ErrBucketUnknown
+}
+
+// permanent says that somebody has to change something before a repetition can
+// help.
+func permanent(err error) bool {
+	return errors.Is(err, objstore.ErrDenied) || errors.Is(err, objstore.ErrMisconfigured) || errors.Is(err, errForeign)
+}
+
+// attach finds out, for as long as it takes, whose bucket it is, what the store
+// can do and which topics it has. After it the catalog knows every topic.
+// Permanent errors are repeated too, at the slowest pace: credentials and
+// settings are mended outside of this process.
+//
+//	cluster.json ─► verified ─► probe ─► topics ─► known
+func (c *Catalog) attach() {
+	a := attacher{c: c}
+	said := ""
+	for backoff := time.Duration(0); ; {
+		err := a.run(c.ctx)
+		c.remote.set(err)
+		switch {
+		case err == nil, c.ctx.Err() != nil:
+			return
+		case permanent(err):
+			backoff = maxBackoff
+			if err.Error() != said {
+				c.o.Logger.Error("object store cannot be used; somebody has to mend this", "err", err)
+				said = err.Error()
+			}
+		default:
+			backoff = nextBackoff(backoff)
+			c.o.Logger.Warn("topics of the object store are not known yet; will try again", "err", err, "in", backoff)
+		}
+		c.pause(jitter(backoff), nil)
+	}
+}
+
+// attacher remembers which steps are done, so that a repetition goes on where
+// the last one failed.
+type attacher struct {
+	c                *Catalog
+	verified, probed bool
+}
+
+func (a *attacher) run(ctx context.Context) error {
+	if !a.probed {
+		if err := a.probe(ctx); err != nil {
+			return err
+		}
+		a.probed = true
+	}
+	if !a.verified {
+		if err := a.verify(ctx); err != nil {
+			return err
+		}
+		a.verified = true
+		close(a.c.remote.verified)
+	}
+	found, err := a.c.discover(ctx)
+	if err != nil {
+		return err
+	}
+	return a.c.reconcile(ctx, found)
+}
+
+// verify reads cluster.json, writes it into a bucket that has none, and
+// compares it with what this directory has seen before. Only "no such object"
+// makes a bucket empty; whatever else keeps the object from being read is an
+// error.
+func (a *attacher) verify(ctx context.Context) error {
+	c := a.c
+	id, err := c.readCluster(ctx)
+	if errors.Is(err, objstore.ErrNotFound) {
+		id, err = c.writeCluster(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch c.node.ClusterID {
+	case id:
+		return nil
+	case "":
+		node := c.node
+		node.ClusterID = id
+		if err := c.disk.write(c.disk.path(nodeFile), formatNode, &node); err != nil {
+			return err
+		}
+		c.node = node
+		return nil
+	}
+	return fmt.Errorf("%w: %s says %s, the directory %s", errForeign, clusterObject, id, c.node.ClusterID)
+}
+
+func (c *Catalog) readCluster(ctx context.Context) (id string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, getPatience)
+	defer cancel()
+	b, _, err := c.o.Bucket.Get(ctx, clusterObject, maxDocumentBytes)
+	if err != nil {
+		return "", fmt.Errorf("read %s of the bucket: %w", clusterObject, err)
+	}
+	var data clusterData
+	if err := decodeDocument(clusterObject, formatCluster, b, &data); err != nil {
+		return "", err
+	}
+	return data.ClusterID, nil
+}
+
+// writeCluster makes the bucket a cluster's. Of two that try at once, one wins
+// where the store knows conditions. A directory that has seen a bucket before
+// keeps its id: the bucket was emptied, or is a new one for the old data.
+func (c *Catalog) writeCluster(ctx context.Context) (id string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, putPatience)
+	defer cancel()
+	c.mu.Lock()
+	id = c.node.ClusterID
+	conditional := c.node.Conditional != nil && *c.node.Conditional
+	c.mu.Unlock()
+	if id == "" {
+		id = newID()
+	} else {
+		c.o.Logger.Warn("the bucket has no cluster.json although this directory has seen one; is it the right bucket?", "cluster_id", id)
+	}
+	b, err := encodeDocument(formatCluster, &clusterData{ClusterID: id, CreatedMS: time.Now().UnixMilli()})
+	if err != nil {
+		return "", err
+	}
+	cond := objstore.Condition{IfNoneMatch: conditional}
+	_, err = c.o.Bucket.Put(ctx, clusterObject, bytes.NewReader(b), int64(len(b)), cond)
+	switch {
+	case errors.Is(err, objstore.ErrPrecondition):
+		return c.readCluster(ctx)
+	case err != nil:
+		return "", fmt.Errorf("write %s of the bucket: %w", clusterObject, err)
+	}
+	return id, nil
+}
+
+// probe tries whether the store honours conditional writes. Partitions that
+// opened before it were told the outcome of the last start, or, where there was
+// none, the cautious answer, which works on every store.
+func (a *attacher) probe(ctx context.Context) error {
+	c := a.c
+	ctx, cancel := context.WithTimeout(ctx, putPatience)
+	defer cancel()
+	conditional, err := objstore.Probe(ctx, c.o.Bucket)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !conditional {
+		c.o.Logger.Warn("the object store does not honour conditional writes: this must be its only writer", "single_writer", true)
+	}
+	if c.node.Conditional == nil || *c.node.Conditional != conditional {
+		node := c.node
+		node.Conditional = &conditional
+		if err := c.disk.write(c.disk.path(nodeFile), formatNode, &node); err != nil {
+			return err
+		}
+		c.node = node
+	}
+	if c.conditional && !conditional {
+		return fmt.Errorf("%w: it honoured conditional writes before and does not now; restart to go on as its only writer", objstore.ErrMisconfigured)
+	}
+	return nil
+}
+
+// foundTopic is one topic.json of the bucket, or what is wrong with it.
+type foundTopic struct {
+	name, id string
+	data     *topicData
+	err      error
+}
+
+// discover reads every topic.json of the bucket. What cannot be read for now
+// fails the whole: half of the topics would make "not found" a lie.
+func (c *Catalog) discover(ctx context.Context) ([]*foundTopic, error) {
+	ctx, cancel := context.WithTimeout(ctx, listPatience)
+	defer cancel()
+	var found []*foundTopic
+	err := c.o.Bucket.ListPrefixes(ctx, "", func(prefix string) error {
+		name := strings.TrimSuffix(prefix, "/")
+		if CheckTopicName(name) != nil {
+			return nil // the probe's folder, or not ours
+		}
+		return c.o.Bucket.ListPrefixes(ctx, prefix, func(prefix string) error {
+			id := strings.TrimSuffix(strings.TrimPrefix(prefix, name+"/"), "/")
+			if checkID("id", id) == nil {
+				found = append(found, &foundTopic{name: name, id: id})
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the bucket's topics: %w", err)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readsAtOnce)
+	for _, f := range found {
+		g.Go(func() error { return c.readTopicObject(ctx, f) })
+	}
+	return found, g.Wait()
+}
+
+// readTopicObject fills f in. Objects without a topic.json are what a deletion
+// that swept it first would leave; they are no topic.
+func (c *Catalog) readTopicObject(ctx context.Context, f *foundTopic) error {
+	ctx, cancel := context.WithTimeout(ctx, getPatience)
+	defer cancel()
+	key := topicObject(f.name, f.id)
+	b, _, err := c.o.Bucket.Get(ctx, key, maxDocumentBytes)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		return nil
+	case errors.Is(err, objstore.ErrTooLarge):
+		f.err = record.Corrupt(key, 0, err)
+		return nil
+	case err != nil:
+		return fmt.Errorf("read %s: %w", key, err)
+	}
+	var data topicData
+	if err := decodeDocument(key, formatTopic, b, &data); err != nil {
+		f.err = err
+		return nil
+	}
+	if data.Name != f.name || data.ID != f.id {
+		f.err = record.Corrupt(key, 0, fmt.Errorf("holds topic %s with id %s", data.Name, data.ID))
+		return nil
+	}
+	f.data = &data
+	return nil
+}
