@@ -12,8 +12,9 @@ func varintLen(v int64) int {
 
 // varint decodes the number at position at of b and returns it with the
 // position behind it, or a position of -1 if b ends too early or the number
-// has more than 64 bits. It is a hot loop of the read path: almost every
-// number of a record takes one byte, and that case must inline.
+// has more than 64 bits. A position that is negative already stays a failure,
+// so a row of fields needs one check at its end. Almost every number of a
+// record takes one byte, hence the short way out.
 func varint(b []byte, at int) (int64, int) {
 	if uint(at) < uint(len(b)) && b[at] < 0x80 {
 		u := uint64(b[at])
