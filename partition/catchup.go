@@ -50,9 +50,11 @@ func (p *Partition) applyGroup(group []locallog.Appended) error {
 		return nil // a replay reads the group from the log
 	}
 	if err := p.feed.applyLocked(group); err != nil {
+		// The records are durable, so their writers get their answer. Lookups
+		// stop before that, and go on once a replay has put the group in.
 		p.feed.caughtUp = false
 		p.indexFailed(err)
-		return fmt.Errorf("index: %w", err)
+		return nil
 	}
 	p.applied.beat()
 	return nil

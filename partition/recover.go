@@ -125,17 +125,19 @@ func (p *Partition) openLog(ctx context.Context, s *Settings) error {
 	if p.tier != nil {
 		epoch = int32(p.tier.Snapshot().Epoch)
 	}
+	proven := p.feed.position()
 	log, err := locallog.Open(ctx, locallog.Options{
-		FS:            p.o.FS,
-		Dir:           dir,
-		Logger:        p.o.Logger,
-		Epoch:         epoch,
-		StartKafka:    start,
-		SegmentBytes:  func() int64 { return p.settings.Load().SegmentBytes },
-		FlushInterval: func() time.Duration { return p.settings.Load().FlushInterval },
-		Apply:         p.applyGroup,
-		ProvenNextLog: p.feed.position().NextLog,
-		MaxBatchBytes: maxUncompressed,
+		FS:              p.o.FS,
+		Dir:             dir,
+		Logger:          p.o.Logger,
+		Epoch:           epoch,
+		StartKafka:      start,
+		SegmentBytes:    func() int64 { return p.settings.Load().SegmentBytes },
+		FlushInterval:   func() time.Duration { return p.settings.Load().FlushInterval },
+		Apply:           p.applyGroup,
+		ProvenNextLog:   proven.NextLog,
+		ProvenNextKafka: proven.NextKafka,
+		MaxBatchBytes:   maxUncompressed,
 	})
 	if err != nil {
 		return fmt.Errorf("open local log: %w", err)
