@@ -132,7 +132,7 @@ func (b *Bucket) Put(ctx context.Context, key string, body io.ReadSeeker, size i
 		}
 		sum = hex.EncodeToString(h.Sum(nil))
 	}
-	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableContentSha256: b.secure, DisableMultipart: true}
+	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableContentSha256: true, DisableMultipart: true}
 	if cond.IfMatch != "" {
 		o.SetMatchETag(strings.Trim(cond.IfMatch, `"`))
 	}
