@@ -84,7 +84,8 @@ const (
 	// zstdBlock is the most that one zstd block decodes to. The buffer has room
 	// for one beyond the limit, because the decoder does not say whether a block
 	// failed for want of room or for damage; with a whole block of room left it
-	// can only have been damage.
+	// can only have been damage. (Beyond that, the decoder may copy what it has
+	// into a buffer a quarter larger before it notices.)
 	zstdBlock = 128 << 10
 )
 

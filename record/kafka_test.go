@@ -118,3 +118,11 @@ func TestGoldenBytes(t *testing.T) {
 		t.Fatalf("bytes in front of the batch changed to %q", batch[:5])
 	}
 }
+
+// TestExampleOfTheFormatPage keeps docs/format/record-batch.md true.
+func TestExampleOfTheFormatPage(t *testing.T) {
+	recs := []record.Record{{Key: []byte("k1"), Value: []byte("hi"), Headers: []record.Header{{Name: "h"}}}}
+	if got := hex.EncodeToString(section(t, recs)); got != "1a000000046b310468690202"+"6801" {
+		t.Errorf("got %s", got)
+	}
+}

@@ -4,8 +4,13 @@ import (
 	"reflect"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"keyhole/record"
 )
+
+// The codec libraries can start goroutines of their own; here they must not.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // sample has every shape of key, value and header that a record may have.
 func sample() []record.Record {
