@@ -1,0 +1,287 @@
+package index
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"keyhole/record"
+)
+
+var (
+	// ErrClosed is the answer of every method after Close.
+	ErrClosed = errors.New("index: closed")
+	// ErrLocked says that another process, or another part of this one, has the
+	// index open. Nothing has been changed.
+	ErrLocked = errors.New("index: in use by another process")
+	// ErrFailed says that a write failed earlier, and wraps why. The index takes
+	// no more commits. Once the cause is gone, closing and opening it again brings
+	// it back to what was durable, and its owner replays the rest.
+	ErrFailed = errors.New("index: failed")
+	// ErrInvalid says that a negative offset or position was given.
+	ErrInvalid = errors.New("index: negative offset")
+)
+
+// Position says through where the log has been applied. Both numbers are
+// exclusive: every record below them is reflected in the entries.
+type Position struct {
+	NextLog   int64 // log offset
+	NextKafka int64 // Kafka offset
+}
+
+// Options say where an index is and what it shares with others.
+type Options struct {
+	FS     vfs.FS       // nil: the file system of the operating system
+	Shared *Shared      // must outlive the index
+	Logger *slog.Logger // Pebble's messages, at level debug; nil: none
+}
+
+// Index is an open index. It is safe for parallel use, but for its batches.
+type Index struct {
+	dir     string
+	shared  *Shared
+	db      *pebble.DB
+	lock    *pebble.Lock
+	gate    gate
+	failure *failure
+	sched   *scheduler
+	stall   stall
+	tables  tableCounts
+
+	commit sync.Mutex // serializes commits, and flushes with them
+
+	pos struct {
+		sync.Mutex
+		applied, durable Position
+		// commits counts the commits, durableAt is its value as of durable. They
+		// order positions, because a position may be set back.
+		commits, durableAt uint64
+	}
+
+	closing  sync.Once
+	closeErr error
+}
+
+// Open opens the index in dir, creating it where there is none. Besides
+// file-system errors it returns ErrLocked, and record.ErrCorrupt if what is there
+// cannot be used: the owner then calls Remove and rebuilds.
+func Open(dir string, o Options) (*Index, error) {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	lock, err := lockDir(o.FS, dir)
+	if err != nil {
+		return nil, err
+	}
+	x := &Index{
+		dir:     dir,
+		shared:  o.Shared,
+		lock:    lock,
+		failure: newFailure(),
+		sched:   o.Shared.limiter.newScheduler(),
+	}
+	x.gate.init()
+	x.stall.init()
+	x.tables.changed.Store(true)
+	if x.db, err = x.openDB(o); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	if err := x.loadPosition(); err != nil {
+		return nil, errors.Join(err, x.db.Close(), lock.Close())
+	}
+	o.Shared.opened()
+	return x, nil
+}
+
+// openDB opens the database. Pebble checks what it reads, but for the files that
+// are not its tables it relies on plausibility here and there, so a panic over
+// damaged ones is taken for what it is.
+func (x *Index) openDB(o Options) (db *pebble.DB, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			db, err = nil, record.Corrupt(x.dir, 0, fmt.Errorf("index: open panicked: %v", p))
+		}
+	}()
+	db, err = pebble.Open(x.dir, x.options(o))
+	if err != nil {
+		return nil, x.openError(err)
+	}
+	return db, nil
+}
+
+// loadPosition reads the position that the tables hold.
+func (x *Index) loadPosition() error {
+	value, closer, err := x.db.Get(positionKey)
+	if errors.Is(err, pebble.ErrNotFound) {
+		return x.checkEmpty()
+	}
+	if err != nil {
+		return x.readError(err)
+	}
+	defer closer.Close()
+	p, err := decodePosition(value)
+	if err != nil {
+		return x.corrupt(err)
+	}
+	x.pos.applied, x.pos.durable = p, p
+	return nil
+}
+
+// checkEmpty is for a database without a position: it has never been committed
+// to, so that any entry in it is damage.
+func (x *Index) checkEmpty() error {
+	it, err := x.db.NewIter(nil)
+	if err != nil {
+		return x.readError(err)
+	}
+	found := it.First()
+	if err := errors.Join(it.Error(), it.Close()); err != nil {
+		return x.readError(err)
+	}
+	if found {
+		return x.corrupt(errors.New("entries without a position"))
+	}
+	return nil
+}
+
+// keyBuffers keep Get from allocating: a key that is passed to Pebble escapes.
+var keyBuffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// Get returns the offset of key's latest record, or false if the key has none
+// below Applied. It is safe while commits, flushes and compactions run. Errors:
+// record.ErrCorrupt, ErrClosed, or what the file system says.
+func (x *Index) Get(key []byte) (offset int64, ok bool, err error) {
+	if !x.gate.enter() {
+		return 0, false, ErrClosed
+	}
+	defer x.gate.leave()
+	buf := keyBuffers.Get().(*[]byte)
+	*buf = append(append((*buf)[:0], entryPrefix), key...)
+	value, closer, err := x.db.Get(*buf)
+	keyBuffers.Put(buf)
+	if err != nil {
+		if errors.Is(err, pebble.ErrNotFound) {
+			return 0, false, nil
+		}
+		return 0, false, x.readError(err)
+	}
+	offset, err = decodeOffset(value)
+	if closeErr := closer.Close(); err == nil && closeErr != nil {
+		return 0, false, x.readError(closeErr)
+	}
+	if err != nil {
+		return 0, false, x.corrupt(err)
+	}
+	return offset, true, nil
+}
+
+// Scan calls fn for each entry in the order of the keys' bytes, as of the moment
+// it begins, until fn returns an error, which it returns. The key is valid during
+// the call only. fn may use the index, but for Close.
+func (x *Index) Scan(fn func(key []byte, offset int64) error) (err error) {
+	if !x.gate.enter() {
+		return ErrClosed
+	}
+	defer x.gate.leave()
+	it, err := x.db.NewIter(&pebble.IterOptions{LowerBound: []byte{entryPrefix}})
+	if err != nil {
+		return x.readError(err)
+	}
+	defer func() {
+		if closeErr := it.Close(); err == nil && closeErr != nil {
+			err = x.readError(closeErr)
+		}
+	}()
+	for valid := it.First(); valid; valid = it.Next() {
+		if x.gate.closing() {
+			return ErrClosed
+		}
+		value, err := it.ValueAndErr()
+		if err != nil {
+			return x.readError(err)
+		}
+		key := it.Key()
+		offset, err := decodeOffset(value)
+		if err != nil || key[0] != entryPrefix {
+			return x.corrupt(errOffset)
+		}
+		if err := fn(key[1:], offset); err != nil {
+			return err
+		}
+	}
+	if err := it.Error(); err != nil {
+		return x.readError(err)
+	}
+	return nil
+}
+
+// Applied returns the position of the last commit. Whoever has seen it sees every
+// entry below it.
+func (x *Index) Applied() Position {
+	x.pos.Lock()
+	defer x.pos.Unlock()
+	return x.pos.applied
+}
+
+// Durable returns a position that no crash takes back. It moves with Flush and
+// Close; Pebble may have made more durable on its own.
+func (x *Index) Durable() Position {
+	x.pos.Lock()
+	defer x.pos.Unlock()
+	return x.pos.durable
+}
+
+// Err returns the failure after which the index takes no more commits, or nil.
+func (x *Index) Err() error { return x.failure.err() }
+
+// Close makes everything durable, unless the index has failed, and closes it. It
+// waits for the calls that are under way. Later calls return the same result.
+func (x *Index) Close() error {
+	x.closing.Do(func() {
+		x.gate.close()
+		err := x.flush(context.Background())
+		x.failure.release()
+		x.closeErr = errors.Join(err, x.closeDB())
+	})
+	return x.closeErr
+}
+
+func (x *Index) closeDB() error {
+	err := errors.Join(x.db.Close(), x.lock.Close())
+	x.shared.closed()
+	if err != nil {
+		return fmt.Errorf("index: close %s: %w", x.dir, err)
+	}
+	return nil
+}
+
+// Remove deletes the index in dir for good: once it has returned, no crash brings
+// anything of it back. It is no error if there is none. ErrLocked if it is open.
+func Remove(fsys vfs.FS, dir string) error {
+	if fsys == nil {
+		fsys = vfs.Default
+	}
+	if _, err := fsys.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("index: %w", err)
+	}
+	lock, err := lockDir(fsys, dir)
+	if err != nil {
+		return err
+	}
+	err = fsys.RemoveAll(dir)
+	if err = errors.Join(err, lock.Close()); err != nil {
+		return fmt.Errorf("index: remove %s: %w", dir, err)
+	}
+	return syncDir(fsys, fsys.PathDir(dir))
+}
