@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) newTier() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "tier",
+		Short:   "Look at the two tiers of a partition, and move data between them",
+		Example: "  keyhole tier status prices",
+	}
+	cmd.AddCommand(a.newTierStatus(), a.newTierEvict(), a.newTierTrimCache(), a.newTierManifest())
+	return asGroup(cmd)
+}
+
+// partitionsArg gives the partition named by the argument, or all of the topic.
+func (a *app) partitionsArg(ctx context.Context, args []string) ([]int32, error) {
+	if len(args) > 1 {
+		n, err := strconv.ParseInt(args[1], 10, 32)
+		if err != nil || n < 0 {
+			return nil, misused("PARTITION must be a number, got %q", args[1])
+		}
+		return []int32{int32(n)}, nil
+	}
+	t, _, err := a.describeTopic(ctx, args[0])
+	if err != nil {
+		return nil, err
+	}
+	all := make([]int32, t.Partitions)
+	for i := range all {
+		all[i] = int32(i)
+	}
+	return all, nil
+}
+
+// tierStatus is a partition's place in both tiers; what is not known is nil.
+type tierStatus struct {
+	Mode          string `json:"cloud_storage_mode"`
+	LocalStart    *int64 `json:"local_log_start_offset"`
+	LocalLast     *int64 `json:"local_log_last_offset"`
+	HighWatermark *int64 `json:"high_watermark"`
+	CloudStart    *int64 `json:"cloud_log_start_offset"`
+	CloudLast     *int64 `json:"cloud_log_last_offset"`
+	LocalSegments int    `json:"local_log_segment_count"`
+	LocalBytes    int64  `json:"local_log_size_bytes"`
+	CloudSegments int    `json:"cloud_log_segment_count"`
+	CloudBytes    int64  `json:"cloud_log_size_bytes"`
+	IndexKeys     *int64 `json:"index_keys"`
+}
+
+var tierHeader = []string{"PARTITION", "MODE", "HIGH WATERMARK", "LOCAL OFFSETS", "SEGMENTS", "BYTES", "CLOUD OFFSETS", "SEGMENTS", "BYTES", "KEYS"}
+
+func (s tierStatus) row(partition int32) []string {
+	return []string{
+		strconv.Itoa(int(partition)), s.Mode, number(s.HighWatermark),
+		span(s.LocalStart, s.LocalLast), strconv.Itoa(s.LocalSegments), strconv.FormatInt(s.LocalBytes, 10),
+		span(s.CloudStart, s.CloudLast), strconv.Itoa(s.CloudSegments), strconv.FormatInt(s.CloudBytes, 10),
+		number(s.IndexKeys),
+	}
+}
+
+func number(n *int64) string {
+	if n == nil {
+		return "-"
+	}
+	return strconv.FormatInt(*n, 10)
+}
+
+// span renders a range of offsets, both ends inclusive.
+func span(first, last *int64) string {
+	if last == nil {
+		return "-"
+	}
+	return number(first) + ".." + number(last)
+}
