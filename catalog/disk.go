@@ -36,7 +36,7 @@ var ErrLocked = errors.New("data directory is in use by another keyhole process"
 // lock makes the data directory and takes it for this process. The operating
 // system gives the lock back when the process dies, however it dies.
 func (d disk) lock() (io.Closer, error) {
-	if err := d.fs.MkdirAll(d.dir, 0o755); err != nil {
+	if err := d.make(); err != nil {
 		return nil, fmt.Errorf("make data directory %s: %w", d.dir, err)
 	}
 	l, err := d.fs.Lock(d.path(lockFile))
@@ -50,6 +50,24 @@ func (d disk) lock() (io.Closer, error) {
 		return nil, fmt.Errorf("lock data directory %s: %w", d.dir, err)
 	}
 	return nil, fmt.Errorf("%w: %s", ErrLocked, d.dir)
+}
+
+// make makes the data directory and its parents and makes their names durable.
+func (d disk) make() error {
+	var parents []string // of directories that are missing
+	for dir := d.dir; ; {
+		_, err := d.fs.Stat(dir)
+		parent := d.fs.PathDir(dir)
+		if !errors.Is(err, fs.ErrNotExist) || parent == dir {
+			break
+		}
+		parents = append(parents, parent)
+		dir = parent
+	}
+	if err := d.fs.MkdirAll(d.dir, 0o755); err != nil {
+		return err
+	}
+	return d.syncDirs(parents...)
 }
 
 func (d disk) path(elem ...string) string {

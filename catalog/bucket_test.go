@@ -1,0 +1,538 @@
+package catalog
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"keyhole/objstore"
+	"keyhole/objstore/objstoretest"
+	"keyhole/record"
+)
+
+// topicInBucket reads what the bucket says of a topic, past all faults.
+func topicInBucket(t testing.TB, b *objstoretest.Faulty, topic *Topic) *topicData {
+	t.Helper()
+	key := topicObject(topic.Name(), topic.ID())
+	raw, _, err := b.Inner().Get(context.Background(), key, maxDocumentBytes)
+	if errors.Is(err, objstore.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var data topicData
+	if err := decodeDocument(key, formatTopic, raw, &data); err != nil {
+		t.Fatal(err)
+	}
+	return &data
+}
+
+func putObject(t testing.TB, b *objstoretest.Faulty, key string, data []byte) {
+	t.Helper()
+	_, err := b.Inner().Put(context.Background(), key, bytes.NewReader(data), int64(len(data)), objstore.Condition{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// failing makes the bucket answer every call that match accepts with err.
+func failing(b *objstoretest.Faulty, err error, match func(objstoretest.Call) bool) {
+	b.Before(func(_ context.Context, c objstoretest.Call) error {
+		if match(c) {
+			return &objstore.OpError{Op: string(c.Op), Key: c.Key, Kind: err}
+		}
+		return nil
+	})
+}
+
+func everything(objstoretest.Call) bool { return true }
+
+func TestEmptyDiskAdoptsTheTopicsOfTheBucket(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	n := newNode(t, b)
+	c := n.start()
+	known(t, c)
+	allOn(t, c)
+	want := create(t, c, "orders", 3, map[string]string{propTopicIndex: "true", propFlush: "5"})
+	create(t, c, "gone", 1, nil)
+	if err := c.AlterTopic(t.Context(), "orders", map[string]string{propFlush: "6"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.DeleteTopic(t.Context(), "gone"); err != nil {
+		t.Fatal(err)
+	}
+	cluster := c.node.ClusterID
+	stop(t, c)
+
+	other := newNode(t, b)
+	c = other.start()
+	known(t, c)
+	got, err := c.Topic("orders")
+	if err != nil || got.ID() != want.ID() || got.NumPartitions() != 3 || got.Config()[propFlush].Value != "6" {
+		t.Errorf("adopted: %v, %v", got, err)
+	}
+	if _, err := c.Topic("gone"); !errors.Is(err, ErrTopicNotFound) {
+		t.Errorf("the deleted topic: %v", err)
+	}
+	if c.node.ClusterID != cluster || c.node.NodeID == "" {
+		t.Errorf("cluster id is %q, was %q", c.node.ClusterID, cluster)
+	}
+	// The empty disk begins with defaults, so the index is maintained and hidden.
+	if s := partitionSettings(got.config.Load(), c.switches.Load()); s.IndexActive || !s.IndexMaintained {
+		t.Errorf("settings are %+v", s)
+	}
+	stop(t, c)
+
+	// What was adopted is on disk.
+	failing(b, objstore.ErrUnavailable, everything)
+	c = other.start()
+	if got, err := c.Topic("orders"); err != nil || got.ID() != want.ID() {
+		t.Errorf("without the store: %v, %v", got, err)
+	}
+}
+
+func TestRefusalIsNotAnEmptyBucket(t *testing.T) { // case 4-17
+	for _, kind := range []error{objstore.ErrDenied, objstore.ErrMisconfigured, objstore.ErrUnavailable, objstore.ErrUnusable} {
+		for _, full := range []bool{false, true} {
+			for name, match := range map[string]func(objstoretest.Call) bool{
+				"everything":   everything,
+				"cluster.json": func(c objstoretest.Call) bool { return c.Op == objstoretest.OpGet && c.Key == clusterObject },
+				"listings":     func(c objstoretest.Call) bool { return c.Op == objstoretest.OpListPrefixes },
+				"topic.json": func(c objstoretest.Call) bool {
+					return c.Op == objstoretest.OpGet && strings.HasSuffix(c.Key, "/"+topicFile)
+				},
+			} {
+				if !full && name == "topic.json" {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v/full=%v/%s", kind, full, name), func(t *testing.T) {
+					b := objstoretest.NewFaulty(nil)
+					var clusterID string
+					if full {
+						c := newNode(t, b).start()
+						known(t, c)
+						create(t, c, "orders", 1, nil)
+						clusterID = c.node.ClusterID
+						stop(t, c)
+					}
+					failing(b, kind, match)
+					n := newNode(t, b)
+					c := n.start()
+					eventually(t, "trouble noticed", func() bool { err, _ := c.remote.trouble(); return err != nil })
+					for _, name := range []string{"orders", "none"} {
+						if _, err := c.Topic(name); !errors.Is(err, ErrBucketUnknown) || !errors.Is(err, kind) {
+							t.Errorf("%s: %v", name, err)
+						}
+					}
+					if _, err := c.CreateTopic(t.Context(), "orders", 1, nil); !errors.Is(err, ErrBucketUnknown) {
+						t.Errorf("create: %v", err)
+					}
+					r := c.Ready()
+					if r.Ready || len(r.NotReady) != 1 || len(r.Degraded) == 0 || !strings.Contains(r.NotReady[0].Reason, kind.Error()) {
+						t.Errorf("readiness is %+v", r)
+					}
+					if errors.Is(kind, objstore.ErrDenied) || errors.Is(kind, objstore.ErrMisconfigured) {
+						eventually(t, "said once", func() bool { return n.logs.count("level=ERROR") == 1 })
+					}
+					stop(t, c)
+					if name == "everything" || full {
+						raw, _, err := b.Inner().Get(context.Background(), clusterObject, maxDocumentBytes)
+						if full && (err != nil || !bytes.Contains(raw, []byte(clusterID))) {
+							t.Errorf("cluster.json was overwritten: %s, %v", raw, err)
+						}
+						if !full && !errors.Is(err, objstore.ErrNotFound) {
+							t.Errorf("cluster.json was written: %v", err)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestStoreThatComesBackIsUsed(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	failing(b, objstore.ErrUnavailable, everything)
+	c := newNode(t, b).start()
+	if _, err := c.Topic("t"); !errors.Is(err, ErrBucketUnknown) {
+		t.Errorf("while the store is away: %v", err)
+	}
+	eventually(t, "trouble noticed", func() bool { err, _ := c.remote.trouble(); return err != nil })
+	b.Before(nil)
+	known(t, c)
+	if _, err := c.Topic("t"); !errors.Is(err, ErrTopicNotFound) {
+		t.Errorf("afterwards: %v", err)
+	}
+	if r := c.Ready(); !r.Ready || len(r.Degraded) != 0 {
+		t.Errorf("readiness is %+v", r)
+	}
+}
+
+func TestLocalTopicsServeWithoutTheStore(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	n := newNode(t, b)
+	c := n.start()
+	known(t, c)
+	create(t, c, "t", 1, nil)
+	stop(t, c)
+	failing(b, objstore.ErrDenied, everything)
+	c = n.start()
+	if _, err := c.Topic("t"); err != nil {
+		t.Errorf("local topic: %v", err)
+	}
+	if _, err := c.Topic("u"); !errors.Is(err, ErrBucketUnknown) {
+		t.Errorf("unknown topic: %v", err)
+	}
+	eventually(t, "ready and degraded", func() bool { r := c.Ready(); return r.Ready && len(r.Degraded) > 0 })
+}
+
+func TestTopicMadeWhileTheStoreIsAway(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	n := newNode(t, b)
+	c := n.start()
+	known(t, c)
+	failing(b, objstore.ErrUnavailable, everything)
+	topic := create(t, c, "t", 1, nil)
+	if topicInBucket(t, b, topic) != nil {
+		t.Fatal("the description is in the bucket")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	gated := &gatedBucket{Bucket: b, gate: topic.gate}
+	if _, err := gated.Put(ctx, "t/x", bytes.NewReader(nil), 0, objstore.Condition{}); !errors.Is(err, objstore.ErrUnavailable) {
+		t.Errorf("an object of it before its description: %v", err)
+	}
+	if r := c.Ready(); len(r.Degraded) == 0 {
+		t.Errorf("readiness is %+v", r)
+	}
+	stop(t, c)
+
+	// Not done at Close, so it is found again at the next start.
+	b.Before(nil)
+	c = n.start()
+	eventually(t, "description in the bucket", func() bool { return topicInBucket(t, b, topic) != nil })
+	again, err := c.Topic("t")
+	if err != nil || again.ID() != topic.ID() {
+		t.Fatalf("%v, %v", again, err)
+	}
+	gated = &gatedBucket{Bucket: b, gate: again.gate}
+	if _, err := gated.Put(t.Context(), "t/x", bytes.NewReader(nil), 0, objstore.Condition{}); err != nil {
+		t.Errorf("an object of it afterwards: %v", err)
+	}
+}
+
+func TestChangeMadeWhileTheStoreIsAwayArrives(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	c := newNode(t, b).start()
+	known(t, c)
+	topic := create(t, c, "t", 1, nil)
+	failing(b, objstore.ErrUnavailable, everything)
+	for _, flush := range []string{"1", "2", "3"} {
+		if err := c.AlterTopic(t.Context(), "t", map[string]string{propFlush: flush}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Before(nil)
+	eventually(t, "the last change in the bucket", func() bool { return topicInBucket(t, b, topic).Properties[propFlush] == "3" })
+	eventually(t, "no more trouble", func() bool { return len(c.Ready().Degraded) == 0 })
+}
+
+func TestDeletionIsMarkedEvenAfterARestart(t *testing.T) { // case 3-31
+	b := objstoretest.NewFaulty(nil)
+	n := newNode(t, b)
+	c := n.start()
+	known(t, c)
+	old := create(t, c, "t", 1, nil)
+	failing(b, objstore.ErrUnavailable, everything)
+	if err := c.DeleteTopic(t.Context(), "t"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Topic("t"); !errors.Is(err, ErrTopicNotFound) {
+		t.Errorf("right after the deletion: %v", err)
+	}
+	anew := create(t, c, "t", 1, nil)
+	stop(t, c)
+
+	b.Before(nil)
+	c = n.start()
+	eventually(t, "marked", func() bool { return topicInBucket(t, b, old).DeletedMS != 0 })
+	known(t, c)
+	if got, err := c.Topic("t"); err != nil || got.ID() != anew.ID() {
+		t.Errorf("the new topic: %v, %v", got, err)
+	}
+	eventually(t, "deletion forgotten here", func() bool {
+		names, err := c.disk.list(c.disk.path(deletedDir))
+		return err == nil && len(names) == 0
+	})
+	eventually(t, "new topic in the bucket", func() bool { return topicInBucket(t, b, anew) != nil })
+	stop(t, c)
+
+	empty := newNode(t, b).start()
+	known(t, empty)
+	if got, err := empty.Topic("t"); err != nil || got.ID() != anew.ID() {
+		t.Errorf("on an empty disk: %v, %v", got, err)
+	}
+}
+
+// A deletion that is under way while the bucket is being listed must not be
+// undone by what the listing saw before.
+func TestOldSightOfTheBucketDoesNotUndoADeletion(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	n := newNode(t, b)
+	c := n.start()
+	known(t, c)
+	topic := create(t, c, "t", 1, nil)
+	found, err := c.discover(t.Context())
+	if err != nil || len(found) != 1 {
+		t.Fatalf("found %v, %v", found, err)
+	}
+	if err := c.DeleteTopic(t.Context(), "t"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "marked", func() bool { return topicInBucket(t, b, topic).DeletedMS != 0 })
+	if err := c.reconcile(t.Context(), found); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Topic("t"); !errors.Is(err, ErrTopicNotFound) {
+		t.Errorf("the topic: %v", err)
+	}
+}
+
+func TestTopicDeletedThroughAnotherNode(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	n := newNode(t, b)
+	c := n.start()
+	known(t, c)
+	topic := create(t, c, "t", 1, nil)
+	stop(t, c)
+
+	other := newNode(t, b).start()
+	known(t, other)
+	if err := other.DeleteTopic(t.Context(), "t"); err != nil {
+		t.Fatal(err)
+	}
+	anew := create(t, other, "t", 2, nil)
+	stop(t, other)
+
+	c = n.start()
+	known(t, c)
+	if got, err := c.Topic("t"); err != nil || got.ID() != anew.ID() || got.NumPartitions() != 2 {
+		t.Errorf("the topic: %v, %v", got, err)
+	}
+	if c.disk.hasTopicDir("t", topic.ID()) {
+		t.Error("the deleted one's files are still there")
+	}
+}
+
+func TestNewestOfSeveralIsAdopted(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	for i, created := range []int64{5, 9, 7} {
+		data := &topicData{Name: "t", ID: newID(), Partitions: int32(i + 1), CreatedMS: created, Revision: 1}
+		if i == 1 {
+			data.DeletedMS = 10
+		}
+		raw, err := encodeDocument(formatTopic, data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		putObject(t, b, topicObject(data.Name, data.ID), raw)
+	}
+	putObject(t, b, "t/"+newID()+"/0/manifest.json", []byte("{}")) // its topic.json was swept
+	putObject(t, b, "not a topic!/x", nil)
+	putObject(t, b, "t/short/topic.json", nil)
+	c := newNode(t, b).start()
+	known(t, c)
+	if got, err := c.Topic("t"); err != nil || got.NumPartitions() != 3 {
+		t.Errorf("adopted: %v, %v", got, err)
+	}
+	if len(c.Topics()) != 1 {
+		t.Errorf("topics are %v", c.Topics())
+	}
+}
+
+func TestDamagedDescriptionInTheBucket(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	n := newNode(t, b)
+	c := n.start()
+	known(t, c)
+	topic := create(t, c, "t", 1, nil)
+	create(t, c, "good", 1, nil)
+	key := topicObject("t", topic.ID())
+	for name, raw := range map[string][]byte{"short": []byte(`{"format":`), "long": make([]byte, maxDocumentBytes+1)} {
+		putObject(t, b, key, raw)
+		empty := newNode(t, b).start()
+		known(t, empty)
+		if _, err := empty.Topic("t"); !errors.Is(err, record.ErrCorrupt) || !strings.Contains(err.Error(), key) {
+			t.Errorf("%s, on an empty disk: %v", name, err)
+		}
+		if _, err := empty.Topic("good"); err != nil {
+			t.Errorf("%s, the other topic: %v", name, err)
+		}
+		if _, err := empty.CreateTopic(t.Context(), "t", 1, nil); !errors.Is(err, record.ErrCorrupt) {
+			t.Errorf("%s, a new one of that name: %v", name, err)
+		}
+		if r := empty.Ready(); len(r.Damaged) != 1 || len(r.Degraded) != 1 {
+			t.Errorf("%s: readiness is %+v", name, r)
+		}
+		stop(t, empty)
+	}
+	stop(t, c)
+	// Whoever has the topic on disk writes it anew.
+	c = n.start()
+	eventually(t, "mended", func() bool {
+		raw, _, err := b.Inner().Get(t.Context(), key, maxDocumentBytes)
+		return err == nil && decodeDocument(key, formatTopic, raw, &topicData{}) == nil
+	})
+}
+
+func TestDamagedTopicOnDiskIsRestoredFromTheBucket(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	n := newNode(t, b)
+	c := n.start()
+	known(t, c)
+	topic := create(t, c, "t", 1, map[string]string{propFlush: "9"})
+	stop(t, c)
+	overwrite(t, n.fs, n.fs.PathJoin(c.disk.topicDir("t", topic.ID()), topicFile), func(b []byte) []byte { return b[1:] })
+	c = n.start()
+	known(t, c)
+	if got, err := c.Topic("t"); err != nil || got.ID() != topic.ID() || got.Config()[propFlush].Value != "9" {
+		t.Errorf("restored: %v, %v", got, err)
+	}
+	if r := c.Ready(); len(r.Damaged) != 0 {
+		t.Errorf("readiness is %+v", r)
+	}
+}
+
+func TestForeignBucketIsLeftAlone(t *testing.T) {
+	foreign := objstoretest.NewFaulty(nil)
+	c := newNode(t, foreign).start()
+	known(t, c)
+	create(t, c, "theirs", 1, nil)
+	stop(t, c)
+
+	n := newNode(t, objstoretest.NewFaulty(nil))
+	c = n.start()
+	known(t, c)
+	mine := create(t, c, "mine", 1, nil)
+	stop(t, c)
+
+	n.bucket = foreign
+	c = n.start()
+	eventually(t, "noticed", func() bool { err, _ := c.remote.trouble(); return errors.Is(err, errForeign) })
+	if _, err := c.Topic("theirs"); !errors.Is(err, ErrBucketUnknown) {
+		t.Errorf("their topic: %v", err)
+	}
+	if _, err := c.Topic("mine"); err != nil {
+		t.Errorf("my topic: %v", err)
+	}
+	stop(t, c)
+	if topicInBucket(t, foreign, mine) != nil {
+		t.Error("my topic was written into their bucket")
+	}
+	for _, call := range foreign.Calls() {
+		if strings.HasPrefix(call.Key, "mine/") && (call.Op == objstoretest.OpPut || call.Op == objstoretest.OpDelete) {
+			t.Errorf("%v", call)
+		}
+	}
+}
+
+func TestClusterIDIsWrittenOnce(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	ids := map[string]bool{}
+	var nodes []*Catalog
+	for range 8 {
+		nodes = append(nodes, newNode(t, b).start())
+	}
+	for _, c := range nodes {
+		known(t, c)
+		c.mu.Lock()
+		ids[c.node.ClusterID] = true
+		c.mu.Unlock()
+	}
+	if len(ids) != 1 {
+		t.Errorf("eight nodes that start at once see the ids %v", ids)
+	}
+}
+
+// forgetful ignores the conditions of writes, as some stores do.
+type forgetful struct{ objstore.Bucket }
+
+func (f forgetful) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, _ objstore.Condition) (string, error) {
+	return f.Bucket.Put(ctx, key, body, size, objstore.Condition{})
+}
+
+func TestStoreWithoutConditions(t *testing.T) { // case 4-26
+	n := newNode(t, forgetful{objstoretest.NewMemory()})
+	c := n.start()
+	known(t, c)
+	create(t, c, "t", 1, nil)
+	if n.logs.count("single_writer=true") != 1 {
+		t.Error("the log does not say single_writer")
+	}
+	stop(t, c)
+	if *c.node.Conditional {
+		t.Error("the probe says conditional")
+	}
+	// A store that stops honouring conditions must not be written to by
+	// partitions that count on them.
+	n = newNode(t, objstoretest.NewMemory())
+	c = n.start()
+	known(t, c)
+	create(t, c, "t", 1, nil)
+	stop(t, c)
+	n.bucket = forgetful{n.bucket}
+	c = n.start()
+	eventually(t, "noticed", func() bool { err, _ := c.remote.trouble(); return errors.Is(err, objstore.ErrMisconfigured) })
+	stop(t, c)
+	c = n.start() // now told the truth
+	known(t, c)
+}
+
+func TestManyTopicsAreAdopted(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	const topics = 150
+	for i := range topics {
+		data := &topicData{Name: fmt.Sprintf("t%03d", i), ID: newID(), Partitions: 1, CreatedMS: 1, Revision: 1}
+		raw, err := encodeDocument(formatTopic, data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		putObject(t, b, topicObject(data.Name, data.ID), raw)
+	}
+	c := newNode(t, b).start()
+	known(t, c)
+	if len(c.Topics()) != topics {
+		t.Errorf("%d topics, want %d", len(c.Topics()), topics)
+	}
+}
+
+func TestFullDiskDoesNotLoseTopics(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	c := newNode(t, b).start()
+	known(t, c)
+	create(t, c, "a", 1, nil)
+	create(t, c, "b", 1, nil)
+	stop(t, c)
+
+	n := newNode(t, b)
+	full := &fullDisk{FS: n.fs}
+	full.on.Store(true)
+	n.fs = full
+	c = n.start()
+	eventually(t, "noticed", func() bool { err, _ := c.remote.trouble(); return err != nil })
+	if _, err := c.Topic("b"); !errors.Is(err, ErrBucketUnknown) {
+		t.Errorf("a topic that does not fit: %v", err)
+	}
+	full.on.Store(false)
+	known(t, c)
+	for _, name := range []string{"a", "b"} {
+		if _, err := c.Topic(name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
