@@ -1,0 +1,533 @@
+package locallog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"keyhole/record"
+)
+
+// Open opens the log in o.Dir, or begins one. What a crash left is put in order
+// first: a truncation that was broken off is carried on, files below the local
+// start are removed, a torn tail is cut and the cut synced.
+//
+// Damage does not make Open fail as long as it is known which offsets it hit:
+// they answer record.ErrCorrupt, and appending goes on behind them, in a new
+// segment if the damage is in the last one. Otherwise the error is
+// record.ErrCorrupt; any other is one of the file system or of ctx, and opening
+// may succeed later.
+func Open(ctx context.Context, o Options) (*Log, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	l := &Log{
+		o:     o,
+		d:     &directory{fs: o.FS, path: o.Dir, logger: o.Logger},
+		token: make(chan struct{}, 1),
+	}
+	if err := l.d.make(o.Dir); err != nil {
+		return nil, err
+	}
+	r := recovery{d: l.d, o: &l.o}
+	if err := r.run(ctx, l); err != nil {
+		return nil, fmt.Errorf("open log %s: %w", o.Dir, err)
+	}
+	return l, nil
+}
+
+// recovery works out from the files of a log where it stands.
+type recovery struct {
+	d *directory
+	o *Options
+
+	files    []*logFile // by base log offset
+	stop     *notice    // the file clean-stop, if it holds
+	stopFile bool       // there is one, whether it holds or not
+	truncate *notice    // the file truncating
+
+	state  State
+	sealed []*sealed
+	active active
+	x      indexer // of the active segment
+}
+
+// logFile is a .log file and what its beginning, or its index, says about it.
+type logFile struct {
+	name    string // without suffix
+	baseLog int64
+	epoch   int32
+	size    int64
+
+	linked    bool  // the following are known
+	baseKafka int64 // Kafka offset of its first data record
+	prevLog   int64 // next log offset of the segment before it
+	created   int64
+	index     *indexHeader // nil: missing, damaged or of another state of the file
+}
+
+func (f *logFile) segment(d *directory) *segment {
+	return newSegment(d, notice{
+		log: f.baseLog, epoch: f.epoch, nextKafka: f.baseKafka, prevLog: f.prevLog, time: f.created,
+	})
+}
+
+func (r *recovery) run(ctx context.Context, l *Log) error {
+	if err := r.list(); err != nil {
+		return err
+	}
+	var err error
+	if r.stop, r.stopFile, err = r.noticeFile(stopFile, kindStop); err != nil {
+		return err
+	}
+	if r.truncate, _, err = r.noticeFile(truncateFile, kindTruncate); err != nil {
+		return err
+	}
+	for _, f := range r.files {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := r.link(f); err != nil {
+			return err
+		}
+	}
+	if n := len(r.files); n > 0 && r.stop != nil && r.stop.segment < r.files[n-1].baseLog {
+		r.stop = nil // of an earlier state of the log
+	}
+	if err := r.last(); err != nil {
+		return err
+	}
+	if err := r.older(ctx); err != nil {
+		return err
+	}
+	if err := r.chain(); err != nil {
+		return err
+	}
+	if err := r.begin(); err != nil {
+		return err
+	}
+	l.w.x = r.x
+	l.w.stopped = r.stopFile && r.stop != nil
+	l.view.Store(&view{State: r.state, sealed: r.sealed, active: r.active})
+	if r.truncate != nil {
+		if err := l.redoTruncate(r.truncate.nextKafka); err != nil {
+			l.view.Load().release()
+			return fmt.Errorf("carry on truncation to offset %d: %w", r.truncate.nextKafka, err)
+		}
+	}
+	return nil
+}
+
+// list finds the log's files and removes what earlier writes left unfinished.
+// Names that are not the log's are left alone.
+func (r *recovery) list() error {
+	names, err := r.d.fs.List(r.d.path)
+	if err != nil {
+		return fmt.Errorf("list log directory: %w", err)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		whole, unfinished := strings.CutSuffix(name, tempSuffix)
+		base, isLog := strings.CutSuffix(whole, logSuffix)
+		base, isIndex := strings.CutSuffix(base, indexSuffix)
+		baseLog, epoch, ok := parseSegmentName(base)
+		ok = ok && isLog != isIndex
+		switch {
+		case unfinished && (ok || whole == stopFile || whole == truncateFile),
+			ok && isIndex && !slices.Contains(names, base+logSuffix):
+			if err := r.d.remove(name); err != nil {
+				return err
+			}
+		case unfinished || !ok || isIndex:
+		default:
+			info, err := r.d.fs.Stat(r.d.join(name))
+			if err != nil {
+				return fmt.Errorf("look up %s: %w", name, err)
+			}
+			r.files = append(r.files, &logFile{name: base, baseLog: baseLog, epoch: epoch, size: info.Size()})
+		}
+	}
+	for i := 1; i < len(r.files); i++ {
+		if r.files[i].baseLog == r.files[i-1].baseLog {
+			return record.Corrupt(r.files[i].name+logSuffix, 0, errors.New("two segments begin at one log offset"))
+		}
+	}
+	return nil
+}
+
+// noticeFile reads a file that holds one internal batch. One that does not hold
+// is as good as none: it was never synced, or is of no use.
+func (r *recovery) noticeFile(name string, want kind) (n *notice, exists bool, err error) {
+	b, err := r.d.read(name, noticeSize+1)
+	if err != nil || b == nil {
+		return nil, false, err
+	}
+	got, err := parseNotice(b)
+	if err != nil || got.kind != want {
+		r.d.logger.Warn("ignoring a file that does not hold", "file", name, "err", err)
+		return nil, true, nil
+	}
+	return &got, true, nil
+}
+
+// link reads how a file fits into the chain: from its index, or from its
+// checkpoint. A last segment has no index that could be right.
+func (r *recovery) link(f *logFile) error {
+	if f != r.files[len(r.files)-1] {
+		b, err := r.d.read(f.name+indexSuffix, indexHeaderSize)
+		if err != nil {
+			return err
+		}
+		if b != nil {
+			if err := r.useIndex(f, b); err != nil {
+				r.d.logger.Warn("sparse index is unusable; it will be rebuilt", "segment", f.name, "err", err)
+			}
+		}
+	}
+	if f.linked {
+		return nil
+	}
+	b, err := r.d.read(f.name+logSuffix, noticeSize)
+	if err != nil {
+		return err
+	}
+	n, err := parseNotice(b)
+	if err == nil && n.kind == kindCheckpoint && n.log == f.baseLog && n.prevLog <= n.log {
+		f.linked, f.baseKafka, f.prevLog, f.created = true, n.nextKafka, n.prevLog, n.time
+		return nil
+	}
+	r.d.logger.Error("segment does not begin with its checkpoint", "segment", f.name, "err", err)
+	return nil
+}
+
+func (r *recovery) useIndex(f *logFile, b []byte) error {
+	info, err := r.d.fs.Stat(r.d.join(f.name + indexSuffix))
+	if err != nil {
+		return err
+	}
+	h, err := decodeIndexHeader(b, info.Size())
+	if err != nil {
+		return err
+	}
+	if h.baseLog != f.baseLog || h.logBytes != f.size {
+		return errors.New("it describes another state of the segment")
+	}
+	f.linked, f.baseKafka, f.prevLog, f.created, f.index = true, h.baseKafka, h.prevLog, h.created, &h
+	return nil
+}
+
+// last reads the last segment, takes the log's state from it, and decides about
+// its tail.
+func (r *recovery) last() error {
+	r.state = State{LocalStart: r.o.StartKafka, HighWatermark: r.o.StartKafka, Epoch: r.o.Epoch}
+	defer r.mergeState()
+	if len(r.files) == 0 {
+		return nil
+	}
+	f := r.files[len(r.files)-1]
+	if !f.linked {
+		if err := r.linkToPrevious(f); err != nil {
+			return err
+		}
+	}
+	res, err := r.scanLast(f)
+	if err != nil {
+		return err
+	}
+	r.state.HighWatermark, r.state.NextLog = res.nextKafka, res.nextLog
+	r.state.Epoch = max(r.state.Epoch, f.epoch)
+	if n := res.last; n.kind != 0 {
+		r.state.LocalStart, r.state.RemoteNext, r.state.ManifestGeneration = n.localStart, n.remoteNext, n.generation
+	} else {
+		r.state.LocalStart = r.files[0].baseKafka
+	}
+	s := &sealed{
+		segment: f.segment(r.d), size: res.end, nextLog: res.nextLog, nextKafka: res.nextKafka,
+		maxTimestamp: res.maxTimestamp, sealedAt: time.Now().UnixMilli(),
+	}
+	if res.data {
+		s.firstAppend = f.created
+	}
+	if len(res.holes) > 0 {
+		h := res.holes[0]
+		r.d.logger.Error("last segment is damaged; appending goes on in a new one",
+			"segment", f.name, "position", h.pos, "kafka_offset", h.kafka, "next_kafka_offset", res.nextKafka)
+		s.damaged.Store(true)
+		s.loaded.Store(&res.t)
+		s.whole.Store(s.size)
+		r.sealed = append(r.sealed, s)
+		return nil
+	}
+	if res.end < f.size {
+		r.d.logger.Warn("cutting a torn tail", "segment", f.name, "position", res.end, "bytes", f.size-res.end,
+			"next_kafka_offset", res.nextKafka)
+		if err := r.d.cut(f.name+logSuffix, res.end); err != nil {
+			return err
+		}
+	}
+	r.x = res.indexer
+	r.active = active{
+		segment: s.segment, size: res.end, t: res.t, maxTimestamp: res.maxTimestamp, firstAppend: s.firstAppend,
+	}
+	return nil
+}
+
+// mergeState adds what the files beside the segments know.
+func (r *recovery) mergeState() {
+	for _, n := range []*notice{r.stop, r.truncate} {
+		if n == nil {
+			continue
+		}
+		r.state.LocalStart = max(r.state.LocalStart, n.localStart)
+		r.state.RemoteNext = max(r.state.RemoteNext, n.remoteNext)
+		r.state.ManifestGeneration = max(r.state.ManifestGeneration, n.generation)
+		r.state.Epoch = max(r.state.Epoch, n.epoch)
+	}
+	r.state.LocalStart = min(r.state.LocalStart, r.state.HighWatermark)
+}
+
+// linkToPrevious finds out where a last segment begins whose checkpoint is bad.
+func (r *recovery) linkToPrevious(f *logFile) error {
+	if n := len(r.files); n > 1 && r.files[n-2].linked {
+		prev, err := r.load(r.files[n-2], nil)
+		if err != nil {
+			return err
+		}
+		f.linked, f.baseKafka, f.prevLog = true, prev.nextKafka, prev.nextLog
+		prev.release()
+		return nil
+	}
+	return record.Corrupt(f.name+logSuffix, 0, errors.New("first checkpoint is bad, and nothing says at which offset the segment begins"))
+}
+
+// scanLast reads the last segment up to where it holds. Holes in the result are
+// damage; bytes behind its end are a torn write.
+func (r *recovery) scanLast(f *logFile) (*scanned, error) {
+	in, err := r.d.fs.Open(r.d.join(f.name + logSuffix))
+	if err != nil {
+		return nil, fmt.Errorf("open last segment: %w", err)
+	}
+	defer in.Close()
+	var a anchor
+	stopped := r.stop != nil
+	switch {
+	case stopped:
+		a = anchor{log: r.stop.log, kafka: r.stop.nextKafka}
+	case r.o.ProvenNextKafka > 0:
+		a = anchor{log: r.o.ProvenNextLog, kafka: r.o.ProvenNextKafka}
+	}
+	sc := scanner{f: in, size: f.size}
+	if stopped && r.stop.segment == f.baseLog && r.stop.segmentBytes == f.size {
+		// Nothing can be torn. It is enough that the headers lead to the end that
+		// was noted; every read checks its CRC anyway.
+		res, err := sc.segment(f.baseLog, f.baseKafka, a)
+		if err != nil {
+			return nil, err
+		}
+		if len(res.holes) == 0 && res.nextLog == a.log && res.nextKafka == a.kafka {
+			return res, nil
+		}
+	}
+	sc.verify = true
+	res, err := sc.segment(f.baseLog, f.baseKafka, a)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range res.holes {
+		if stopped || h.log < r.o.ProvenNextLog {
+			continue
+		}
+		torn, err := sc.torn(h)
+		if err != nil {
+			return nil, err
+		}
+		if torn {
+			sc.size = h.pos
+			if res, err = sc.segment(f.baseLog, f.baseKafka, a); err != nil {
+				return nil, err
+			}
+			break
+		}
+	}
+	r.knownEnd(f, res)
+	return res, nil
+}
+
+// knownEnd marks a bad tail as a hole if it is known that the log once reached
+// further.
+func (r *recovery) knownEnd(f *logFile, res *scanned) {
+	proven := r.o.ProvenNextLog
+	switch {
+	case r.stop != nil && r.stop.log > res.nextLog:
+		res.fill(r.stop.log, r.stop.nextKafka)
+	case r.stop == nil && res.end < f.size && proven > res.nextLog:
+		kafka := r.o.ProvenNextKafka
+		if kafka < res.nextKafka {
+			kafka = res.nextKafka + proven - res.nextLog
+		}
+		res.fill(proven, kafka)
+	case res.nextLog == f.baseLog:
+		// The checkpoint was durable before the file had its name.
+		res.fill(f.baseLog+1, res.nextKafka)
+	}
+}
+
+// older takes the sealed segments in, and removes those that are done with: below
+// the local start, or without data and followed by another.
+func (r *recovery) older(ctx context.Context) error {
+	damagedLast := r.sealed
+	r.sealed = nil
+	for i, f := range r.files[:max(0, len(r.files)-1)] {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		next := r.files[i+1]
+		if next.linked && (next.baseKafka <= r.state.LocalStart || f.linked && f.baseKafka == next.baseKafka) {
+			for _, suffix := range []string{indexSuffix, logSuffix} {
+				if err := r.d.remove(f.name + suffix); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		if !f.linked {
+			continue // chain reports the gap
+		}
+		s, err := r.load(f, next)
+		if err != nil {
+			return err
+		}
+		r.sealed = append(r.sealed, s)
+	}
+	r.sealed = append(r.sealed, damagedLast...)
+	return nil
+}
+
+// load makes a sealed segment of a file: by its index, or by reading all of it.
+// next is the file behind it, nil if that is of no help.
+func (r *recovery) load(f, next *logFile) (*sealed, error) {
+	s := &sealed{segment: f.segment(r.d), size: f.size}
+	s.whole.Store(f.size)
+	if h := f.index; h != nil && (next == nil || !next.linked || h.nextLog == next.prevLog && h.nextKafka == next.baseKafka) {
+		s.nextLog, s.nextKafka, s.maxTimestamp = h.nextLog, h.nextKafka, h.maxTimestamp
+		s.firstAppend, s.sealedAt = h.firstAppend, h.sealedAt
+		return s, nil
+	}
+	in, err := r.d.fs.Open(r.d.join(f.name + logSuffix))
+	if err != nil {
+		return nil, fmt.Errorf("open segment: %w", err)
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("open segment: %w", err)
+	}
+	sc := scanner{f: in, size: f.size, verify: true}
+	var a anchor
+	if next != nil && next.linked {
+		a = anchor{log: next.prevLog, kafka: next.baseKafka}
+		sc.limit = next.prevLog
+	}
+	res, err := sc.segment(f.baseLog, f.baseKafka, a)
+	if err != nil {
+		return nil, err
+	}
+	if sc.limit > 0 {
+		res.fill(a.log, a.kafka)
+	}
+	s.size, s.nextLog, s.nextKafka, s.maxTimestamp = res.end, res.nextLog, res.nextKafka, res.maxTimestamp
+	s.firstAppend, s.sealedAt = f.created, info.ModTime().UnixMilli()
+	s.loaded.Store(&res.t)
+	if len(res.holes) > 0 {
+		s.damaged.Store(true)
+		r.d.logger.Error("segment is damaged", "segment", f.name, "position", res.holes[0].pos, "kafka_offset", res.holes[0].kafka)
+	} else if res.end == f.size {
+		s.writeIndex(res.t)
+	}
+	return s, nil
+}
+
+// chain checks that no segment is missing. Where one is, a stand-in of which
+// nothing can be read keeps its offsets from being taken for a gap.
+func (r *recovery) chain() error {
+	log, kafka := int64(0), r.state.LocalStart
+	var whole []*sealed
+	join := func(s *segment) error {
+		missing := kafka < s.baseKafka // else no data was between, whatever was
+		switch {
+		case len(whole) > 0 && log > s.prevLog:
+			return record.Corrupt(s.name+logSuffix, 0, fmt.Errorf("log offset %d, but the segment before it ends at %d", s.baseLog, log))
+		case missing:
+			r.d.logger.Error("segment is missing or unreadable", "log_offset", log, "kafka_offset", kafka, "next_kafka_offset", s.baseKafka)
+			whole = append(whole, r.standIn(anchor{log, kafka}, anchor{s.prevLog, s.baseKafka}))
+		}
+		return nil
+	}
+	for _, s := range r.sealed {
+		if err := join(s.segment); err != nil {
+			return err
+		}
+		whole = append(whole, s)
+		log, kafka = s.nextLog, s.nextKafka
+	}
+	if r.active.segment != nil {
+		if err := join(r.active.segment); err != nil {
+			return err
+		}
+	} else if r.stop != nil && kafka < r.stop.nextKafka {
+		// Cleanly stopped, and now no file is left of what was there.
+		whole = append(whole, r.standIn(anchor{log, kafka}, anchor{r.stop.log, r.stop.nextKafka}))
+		r.state.NextLog, r.state.HighWatermark = r.stop.log, r.stop.nextKafka
+	}
+	r.sealed = whole
+	return nil
+}
+
+// standIn is a sealed segment of which nothing can be read.
+func (r *recovery) standIn(from, to anchor) *sealed {
+	s := &sealed{nextLog: to.log, nextKafka: to.kafka}
+	n := notice{log: from.log, nextKafka: from.kafka, prevLog: from.log}
+	for _, f := range r.files {
+		if f.baseLog >= from.log && f.baseLog < to.log {
+			n.log, n.epoch = f.baseLog, f.epoch // so that errors and a later trim name it
+			break
+		}
+	}
+	s.segment = newSegment(r.d, n)
+	s.damaged.Store(true)
+	t := table{}.append(entry{log: n.log, kafka: from.kafka, damaged: true})
+	s.loaded.Store(&t)
+	return s
+}
+
+// begin makes an active segment if none of the files can be it.
+func (r *recovery) begin() error {
+	if r.stopFile && r.stop == nil {
+		if err := r.d.removeDurably(stopFile); err != nil {
+			return err
+		}
+		r.stopFile = false
+	}
+	if r.active.segment != nil {
+		return nil
+	}
+	v := view{State: r.state}
+	n := v.notice(kindCheckpoint)
+	n.prevLog = n.log
+	s, err := r.d.createSegment(n)
+	if err != nil {
+		return err
+	}
+	// The folder itself may be new.
+	if err := syncDir(r.d.fs, r.d.fs.PathDir(r.d.path)); err != nil {
+		return err
+	}
+	r.x.add(n.log, n.nextKafka, 0, noticeSize, true)
+	r.active = active{segment: s, size: noticeSize, t: r.x.t}
+	r.state.NextLog++
+	return nil
+}
