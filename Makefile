@@ -1,0 +1,55 @@
+# make test and make demo are all that a clean clone needs; the rest is for work
+# on keyhole itself. Needs Go, git and make; a C compiler adds the race detector.
+
+GO        ?= go
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+FUZZTIME  ?= 20s
+# versitygw is the S3 server of the tests.
+VERSITYGW := v1.8.0
+
+RACE := $(shell command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
+
+.PHONY: all build test unit lint bench e2e demo fuzz fmt clean
+
+all: build
+
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/keyhole ./cmd/keyhole
+
+# Everything: the linters, then every test, the seeds of the fuzz targets and the
+# tests of the built binary among them.
+test: lint unit
+
+unit: bin/.versitygw-$(VERSITYGW)
+	@test -n '$(RACE)' || echo 'no C compiler: testing without the race detector'
+	$(GO) test $(RACE) -timeout 20m ./...
+
+lint:
+	@unformatted="$$(gofmt -l $$(git ls-files '*.go'))"; \
+	  test -z "$$unformatted" || { echo "not formatted (make fmt):"; echo "$$unformatted"; exit 1; }
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+e2e: bin/.versitygw-$(VERSITYGW)
+	$(GO) test $(RACE) -count=1 -timeout 20m ./cmd/... ./e2e/... ./scripts/...
+
+# Ratios against peers, in one run; prints the table of docs/benchmarks.md.
+bench: bin/.versitygw-$(VERSITYGW)
+	$(GO) run ./bench
+
+demo:
+	$(GO) run ./scripts/demo
+
+# Every fuzz target for FUZZTIME.
+fuzz:
+	scripts/fuzz.sh $(FUZZTIME)
+
+fmt:
+	gofmt -w $$(git ls-files '*.go')
+
+clean:
+	rm -rf bin
+
+bin/.versitygw-$(VERSITYGW):
+	GOBIN='$(CURDIR)/bin' CGO_ENABLED=0 $(GO) install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW)
+	@touch $@
