@@ -187,12 +187,12 @@ func (b *Bucket) list(ctx context.Context, prefix string, recursive bool, invali
 	if err := b.keys.Begin(op, prefix, invalid); err != nil {
 		return err
 	}
-	// The iterator ends without an error once its context is over, and not at
-	// all with a store that repeats a page's token; both must not look like
-	// the end of the listing.
+	// The iterator ends without an error once its context is over, and goes in
+	// circles with a store that repeats a page's token. Neither may pass for a
+	// whole listing. Objects and folders ("…/") each come in order.
 	iterCtx, reply := s3conn.WithReply(ctx)
 	noOwner := false
-	last := ""
+	var last [2]string
 	for o := range b.client.ListObjectsIter(iterCtx, b.target.Bucket, minio.ListObjectsOptions{
 		Prefix: b.keys.Full(prefix), Recursive: recursive, FetchOwner: &noOwner,
 	}) {
@@ -201,10 +201,15 @@ func (b *Bucket) list(ctx context.Context, prefix string, recursive bool, invali
 			return s3conn.Truncated(op, prefix)
 		case o.Err != nil:
 			return b.target.Error(ctx, op, prefix, reply, o.Err)
-		case recursive && o.Key <= last:
+		}
+		sort := 0
+		if strings.HasSuffix(o.Key, "/") {
+			sort = 1
+		}
+		if o.Key <= last[sort] {
 			return s3conn.Truncated(op, prefix)
 		}
-		last = o.Key
+		last[sort] = o.Key
 		if err := fn(o); err != nil {
 			return err
 		}

@@ -43,6 +43,8 @@ func (t Target) Error(ctx context.Context, op, key string, r *Reply, err error) 
 		e.Kind = t.kindOf(e, r)
 	case ctx.Err() != nil:
 		e.Kind = ctx.Err()
+	case r.status != 0 && r.status != http.StatusOK && r.status != http.StatusPartialContent:
+		e.Kind, e.Detail = objstore.ErrUnusable, "unexpected status"
 	case r.status != 0: // a good status, but the rest did not arrive or makes no sense
 		e.Kind, e.Err = objstore.ErrUnavailable, err
 	case r.err != nil:
