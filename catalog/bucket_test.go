@@ -136,8 +136,15 @@ func TestRefusalIsNotAnEmptyBucket(t *testing.T) { // case 4-17
 					if r.Ready || len(r.NotReady) != 1 || len(r.Degraded) == 0 || !strings.Contains(r.NotReady[0].Reason, kind.Error()) {
 						t.Errorf("readiness is %+v", r)
 					}
-					if errors.Is(kind, objstore.ErrDenied) || errors.Is(kind, objstore.ErrMisconfigured) {
-						eventually(t, "said once", func() bool { return n.logs.count("level=ERROR") == 1 })
+					if permanent := errors.Is(kind, objstore.ErrDenied) || errors.Is(kind, objstore.ErrMisconfigured); permanent {
+						if err := <-c.Failed(); !errors.Is(err, kind) {
+							t.Errorf("failed with %v", err)
+						}
+						if n := n.logs.count("level=ERROR"); n != 1 {
+							t.Errorf("said %d times", n)
+						}
+					} else if len(c.Failed()) != 0 {
+						t.Error("failed for good, although trying again may help")
 					}
 					stop(t, c)
 					if name == "everything" || full {

@@ -90,6 +90,7 @@ type Catalog struct {
 	switches atomic.Pointer[switches]
 	remote   remote
 	keeper   keeper
+	failed   chan error // holds one
 	closed   atomic.Bool
 	close    struct {
 		sync.Once
@@ -134,7 +135,7 @@ func (c *Catalog) store() bool { return c.o.Bucket != nil }
 // it can do are found out in the background, see ErrBucketUnknown. A damaged
 // config.json or node.json is an error that names the file.
 func Open(ctx context.Context, o Options) (*Catalog, error) {
-	c := &Catalog{o: o, disk: disk{o.FS, o.DataDir}, gone: make(map[string]bool), start: semaphore.NewWeighted(startsAtOnce)}
+	c := &Catalog{o: o, disk: disk{o.FS, o.DataDir}, gone: make(map[string]bool), failed: make(chan error, 1), start: semaphore.NewWeighted(startsAtOnce)}
 	var err error
 	if c.lock, err = c.disk.lock(); err != nil {
 		return nil, err
@@ -314,6 +315,11 @@ func (c *Catalog) Topics() []*Topic { return c.snap.Load().sorted }
 // TrimCache empties the chunk cache.
 func (c *Catalog) TrimCache() { c.tiers.TrimCache() }
 
+// Failed delivers, at most once, that the object store refuses for good while
+// this disk has no topic, so that the node can serve nothing before somebody
+// mends its settings. The catalog itself goes on trying.
+func (c *Catalog) Failed() <-chan error { return c.failed }
+
 // Close stops the background work, closes all partitions in parallel and gives
 // the data directory back. It is idempotent; a second call waits for the first
 // and gives its error.
@@ -330,7 +336,8 @@ func (c *Catalog) shut(ctx context.Context) error {
 	topics := c.snap.Load().sorted
 	c.mu.Unlock()
 	c.wg.Wait()
-	errs := []error{closePartitions(ctx, topics...), c.tiers.Close(ctx), c.indexes.Close()}
+	errs := []error{closePartitions(ctx, topics...), c.tiers.Close(ctx)}
+	c.indexes.Close()
 	c.mu.Lock()
 	c.publishLocked(func(s *snapshot) { s.byName = map[string]*Topic{} })
 	c.mu.Unlock()

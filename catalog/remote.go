@@ -89,6 +89,12 @@ func (c *Catalog) attach() {
 				c.o.Logger.Error("object store cannot be used; somebody has to mend this", "err", err)
 				said = err.Error()
 			}
+			if s := c.snap.Load(); len(s.byName)+len(s.broken) == 0 {
+				select {
+				case c.failed <- err:
+				default: // it has been delivered
+				}
+			}
 		default:
 			backoff = nextBackoff(backoff)
 			c.o.Logger.Warn("topics of the object store are not known yet; will try again", "err", err, "in", backoff)
