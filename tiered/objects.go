@@ -1,0 +1,73 @@
+package tiered
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"keyhole/manifest"
+	"keyhole/objstore"
+	"keyhole/record"
+)
+
+// Prefix is what the keys of all objects of a partition begin with.
+func Prefix(topic, topicID string, partition int32) string {
+	return fmt.Sprintf("%s/%s/%d/", topic, topicID, partition)
+}
+
+// ManifestKey is the key of a partition's manifest.
+func ManifestKey(prefix string) string { return prefix + "manifest.json" }
+
+// LogKey is the key of the object with a segment's batches.
+func LogKey(prefix string, seg *manifest.Segment) string { return prefix + segmentName(seg) + ".log" }
+
+// IndexKey is the key of the object with a segment's chunk table and key run.
+func IndexKey(prefix string, seg *manifest.Segment) string {
+	return prefix + segmentName(seg) + ".index"
+}
+
+func segmentName(seg *manifest.Segment) string {
+	return fmt.Sprintf("%020d-%s", seg.BaseOffset, seg.UploadID)
+}
+
+// bucketStore keeps the manifest in the bucket.
+type bucketStore struct {
+	bucket      objstore.Bucket
+	key         string
+	conditional bool
+}
+
+func (s *bucketStore) Load(ctx context.Context) ([]byte, string, error) {
+	data, etag, err := s.bucket.Get(ctx, s.key, manifest.MaxBytes)
+	switch {
+	case errors.Is(err, objstore.ErrNotFound):
+		return nil, "", fmt.Errorf("%w: %w", manifest.ErrAbsent, err)
+	case errors.Is(err, objstore.ErrTooLarge):
+		return nil, "", record.Corrupt(s.key, 0, err)
+	}
+	return data, etag, err
+}
+
+func (s *bucketStore) Replace(ctx context.Context, data []byte, etag string) (string, error) {
+	var cond objstore.Condition
+	if s.conditional {
+		cond = objstore.Condition{IfMatch: etag, IfNoneMatch: etag == ""}
+	}
+	newETag, err := s.bucket.Put(ctx, s.key, bytes.NewReader(data), int64(len(data)), cond)
+	// A match required of an object that is gone is answered by some stores
+	// with 404.
+	if errors.Is(err, objstore.ErrPrecondition) || cond.IfMatch != "" && errors.Is(err, objstore.ErrNotFound) {
+		return "", fmt.Errorf("%w: %w", manifest.ErrConflict, err)
+	}
+	return newETag, err
+}
+
+// damaged makes damage out of the store's word that a named object is missing
+// or shorter than the manifest says. Other errors pass as they are.
+func damaged(object string, pos, want int64, err error) error {
+	if errors.Is(err, objstore.ErrNotFound) || errors.Is(err, objstore.ErrRange) {
+		return record.Corrupt(object, pos, fmt.Errorf("the manifest names this object with %d bytes: %w", want, err))
+	}
+	return err
+}

@@ -1,0 +1,106 @@
+package tiered
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"keyhole/cache"
+)
+
+// tableCacheBytes bounds the chunk tables in memory: some 2 million chunks.
+const tableCacheBytes = 64 << 20
+
+// ErrOverloaded says that as many reads of the bucket run as are allowed. A
+// later call may succeed.
+var ErrOverloaded = errors.New("too many reads of the object store at once")
+
+// Shared is what all tiers of a process have in common: the chunk cache, the
+// table cache, the bound on concurrent reads, and the metrics.
+type Shared struct {
+	chunks *cache.Cache
+	tables *cache.Cache
+
+	maxReads atomic.Int64
+	reads    atomic.Int64 // running
+
+	rejected prometheus.Counter
+	bytes    prometheus.Counter
+	repairs  *prometheus.CounterVec
+}
+
+// Values of the label "part" of keyhole_remote_repairs_total.
+const (
+	partTable = "chunk_table"
+	partRun   = "key_run"
+)
+
+// NewShared makes the caches, the chunk cache with a limit of cacheBytes, and
+// registers their metrics with reg. At most maxReads reads of chunks and tables
+// run at once.
+func NewShared(cacheBytes int64, maxReads int, reg prometheus.Registerer) *Shared {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	s := &Shared{
+		chunks:   cache.New(cacheBytes),
+		tables:   cache.New(tableCacheBytes),
+		rejected: counter("keyhole_remote_reads_rejected_total", "Reads of the bucket refused because too many were running."),
+		bytes:    counter("keyhole_remote_chunk_bytes_total", "Bytes of chunks read from the bucket for lookups."),
+		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keyhole_remote_repairs_total",
+			Help: "Damaged or missing pieces for which there was a substitute."}, []string{"part"}),
+	}
+	s.maxReads.Store(int64(maxReads))
+	s.repairs.WithLabelValues(partTable)
+	s.repairs.WithLabelValues(partRun)
+	reg.MustRegister(s.rejected, s.bytes, s.repairs,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "keyhole_remote_reads_running",
+			Help: "Reads of the bucket that are running for lookups."}, func() float64 { return float64(s.reads.Load()) }))
+	for _, m := range []struct {
+		name, help string
+		value      func(cache.Stats) uint64
+	}{
+		{"keyhole_chunk_cache_hits_total", "Chunks answered from memory.", func(st cache.Stats) uint64 { return st.Hits }},
+		{"keyhole_chunk_cache_misses_total", "Chunks not in memory.", func(st cache.Stats) uint64 { return st.Misses }},
+		{"keyhole_chunk_cache_evictions_total", "Chunks dropped to make room.", func(st cache.Stats) uint64 { return st.Evictions }},
+	} {
+		reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: m.name, Help: m.help},
+			func() float64 { return float64(m.value(s.chunks.Stats())) }))
+	}
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "keyhole_chunk_cache_bytes", Help: "Bytes of chunks in memory."},
+		func() float64 { return float64(s.chunks.Stats().Bytes) }))
+	return s
+}
+
+// TrimCache empties the chunk cache.
+func (s *Shared) TrimCache() { s.chunks.Trim() }
+
+// SetCacheSize sets the limit of the chunk cache in bytes, at once.
+func (s *Shared) SetCacheSize(bytes int64) { s.chunks.Resize(bytes) }
+
+// SetMaxReads sets how many reads may run at once. Those that run go on.
+func (s *Shared) SetMaxReads(n int) { s.maxReads.Store(int64(n)) }
+
+// Stats returns the counters and contents of the chunk cache.
+func (s *Shared) Stats() cache.Stats { return s.chunks.Stats() }
+
+// Close ends running reads and waits for them, or for ctx. It may be called
+// again.
+func (s *Shared) Close(ctx context.Context) error {
+	return errors.Join(s.chunks.Close(ctx), s.tables.Close(ctx))
+}
+
+// startRead takes one of the places for reads, without waiting for one: behind
+// a slow store a queue would only grow. endRead gives it back.
+func (s *Shared) startRead() error {
+	if s.reads.Add(1) > s.maxReads.Load() {
+		s.endRead()
+		s.rejected.Inc()
+		return ErrOverloaded
+	}
+	return nil
+}
+
+func (s *Shared) endRead() { s.reads.Add(-1) }

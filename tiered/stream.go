@@ -1,0 +1,84 @@
+package tiered
+
+import (
+	"context"
+	"fmt"
+
+	"keyhole/manifest"
+	"keyhole/objstore"
+	"keyhole/record"
+)
+
+// pieceBytes is how much of an object a sequential reader asks for at once.
+const pieceBytes = 4 << 20
+
+// stream reads an object front to back by ranged GETs of pieceBytes, or of more
+// where one field is larger.
+type stream struct {
+	ctx    context.Context
+	bucket objstore.Bucket
+	key    string
+	pos    int64 // of the next byte to hand out
+	end    int64 // the object's size by the manifest
+	buf    []byte
+}
+
+// next hands out exactly n bytes, valid until the next call. Asking past the
+// end is damage.
+func (s *stream) next(n int64) ([]byte, error) {
+	b, err := s.peek(n)
+	if err != nil {
+		return nil, err
+	}
+	s.pos += n
+	s.buf = s.buf[n:]
+	return b, nil
+}
+
+// peek is next without moving on.
+func (s *stream) peek(n int64) ([]byte, error) {
+	if n > s.end-s.pos {
+		return nil, record.Corrupt(s.key, s.pos, fmt.Errorf("%d bytes expected, %d left", n, s.end-s.pos))
+	}
+	if have := int64(len(s.buf)); have < n {
+		from := s.pos + have
+		piece, err := s.bucket.ReadRange(s.ctx, s.key, from, min(max(pieceBytes, n-have), s.end-from))
+		if err != nil {
+			return nil, damaged(s.key, from, s.end, err)
+		}
+		if have > 0 {
+			piece = append(append(make([]byte, 0, have+int64(len(piece))), s.buf...), piece...)
+		}
+		s.buf = piece
+	}
+	return s.buf[:n], nil
+}
+
+// batches reads a .log object front to back. Each batch was verified and lies in
+// the segment's range, in order; batch is valid during the call.
+func (s *stream) batches(seg *manifest.Segment, fn func(pos int64, batch []byte, h record.BatchHeader) error) error {
+	next := seg.BaseOffset
+	for s.pos < s.end {
+		pos := s.pos
+		head, err := s.peek(record.HeaderSize)
+		if err != nil {
+			return err
+		}
+		h, err := record.ParseHeader(head)
+		if err != nil {
+			return record.Corrupt(s.key, pos, err)
+		}
+		if h.BaseOffset < next || h.LastOffset() > seg.LastOffset {
+			return record.Corrupt(s.key, pos, fmt.Errorf("batch of offsets %d to %d, expected within %d to %d", h.BaseOffset, h.LastOffset(), next, seg.LastOffset))
+		}
+		next = h.NextOffset()
+		batch, err := s.next(h.Size())
+		if err != nil {
+			return err
+		}
+		if err := fn(pos, batch, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}

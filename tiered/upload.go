@@ -1,0 +1,133 @@
+package tiered
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"keyhole/manifest"
+	"keyhole/objstore"
+)
+
+// pending is a segment whose upload has begun and which no manifest names yet.
+// It is kept over failures, so that a repetition writes the same bytes under the
+// same names instead of leaving one more pair of objects behind.
+type pending struct {
+	last       int64 // of the range; another range is another segment
+	uploadID   string
+	chunkBytes int64
+	epoch      int64
+	logStored  bool
+	segment    *manifest.Segment // set once both objects are stored
+}
+
+// Upload brings sealed segments to the bucket, in the order given, and returns
+// the manifest that names them. What the bucket has already is left out, so a
+// repetition after a failure or a restart adds nothing twice. The order is: all
+// .log and .index objects, then one commit of the manifest; when Upload has
+// returned a segment in its manifest, the local copy may be evicted.
+//
+// On an error the manifest is returned as well: segments before the one that
+// failed are in it. ErrFenced and ErrNotClaimed as named, record.ErrCorrupt for
+// damage of a source; after any other error Upload may be repeated.
+func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest, err error) {
+	ctx, done, err := t.begin(ctx)
+	if err != nil {
+		return t.Snapshot(), err
+	}
+	defer func() { done(&err) }()
+	if err := t.lock(ctx); err != nil {
+		return t.Snapshot(), err
+	}
+	defer t.unlock()
+	switch {
+	case t.Fenced():
+		return t.Snapshot(), ErrFenced
+	case !t.claimed:
+		return t.Snapshot(), ErrNotClaimed
+	}
+	var stored []manifest.Segment
+	var failure error
+	next := t.Snapshot().Next()
+	for _, src := range segs {
+		if src.NextOffset() <= next {
+			continue
+		}
+		seg, err := t.store(ctx, src, max(src.BaseOffset(), next))
+		if err != nil {
+			failure = fmt.Errorf("upload segment at offset %d: %w", src.BaseOffset(), err)
+			break
+		}
+		if seg != nil {
+			stored = append(stored, *seg)
+			next = seg.LastOffset + 1
+		}
+	}
+	before := t.Snapshot()
+	err = t.manifest.Commit(ctx, func(m *manifest.Manifest) (*manifest.Manifest, error) { return m.With(stored...) })
+	if m = t.Snapshot(); m != before {
+		t.lastCommit.Store(time.Now().UnixNano())
+		for base, p := range t.pending {
+			if p.last < m.Next() {
+				delete(t.pending, base)
+			}
+		}
+	}
+	return m, errors.Join(failure, err)
+}
+
+// store puts the two objects of one segment into the bucket and its table onto
+// the local disk. It returns nil for a source without batches.
+func (t *Tier) store(ctx context.Context, src Source, base int64) (*manifest.Segment, error) {
+	p := t.pending[base]
+	if p == nil || p.last != src.NextOffset()-1 {
+		p = &pending{last: src.NextOffset() - 1, uploadID: uuid.NewString(), chunkBytes: t.o.ChunkBytes(), epoch: t.Snapshot().Epoch}
+		t.pending[base] = p
+	}
+	if p.segment != nil {
+		return p.segment, nil
+	}
+	plan, err := newPlan(src, base, p.last, p.chunkBytes)
+	if err != nil {
+		return nil, err
+	}
+	if len(plan.chunks) == 0 {
+		delete(t.pending, base)
+		return nil, nil
+	}
+	index, tableBytes, err := plan.index()
+	if err != nil {
+		return nil, err
+	}
+	seg := &manifest.Segment{
+		BaseOffset:   base,
+		LastOffset:   p.last,
+		UploadID:     p.uploadID,
+		Size:         plan.info.size,
+		IndexSize:    int64(len(index)),
+		TableBytes:   int64(tableBytes),
+		Records:      plan.info.records,
+		MaxTimestamp: plan.maxTS,
+		Epoch:        p.epoch,
+	}
+	if !p.logStored {
+		if _, err := t.o.Bucket.Put(ctx, LogKey(t.prefix, seg), newBody(plan), seg.Size, objstore.Condition{}); err != nil {
+			return nil, err
+		}
+		p.logStored = true
+	}
+	if _, err := t.o.Bucket.Put(ctx, IndexKey(t.prefix, seg), bytes.NewReader(index), seg.IndexSize, objstore.Condition{}); err != nil {
+		return nil, err
+	}
+	// From here on the first lookup needs no table from the bucket, also if
+	// the process ends before the manifest is written.
+	if err := t.saveTable(seg, index[:tableBytes]); err != nil {
+		return nil, err
+	}
+	p.segment = seg
+	return seg, nil
+}
