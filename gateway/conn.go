@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"io"
 	"net"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,8 @@ const (
 	// writeStall promises, so that a busy connection does not move its timer
 	// with every answer.
 	deadlineSlack = 5 * time.Second
+	// linger is how long a refused client that is still sending is listened to.
+	linger = time.Second
 )
 
 // slowListener accepts connections whose writes have a deadline by progress: a
@@ -61,4 +64,23 @@ func (c *slowConn) moveDeadline() error {
 	}
 	c.set.Store(now.UnixNano())
 	return c.Conn.SetWriteDeadline(now.Add(c.stall))
+}
+
+// CloseWrite is what net/http calls before it closes a connection whose client
+// may still be sending, after a refusal. What arrives is read and thrown away
+// for a moment: closing over unread bytes would reset the connection, and the
+// client would lose the answer that says why.
+func (c *slowConn) CloseWrite() error {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok {
+		return nil
+	}
+	if err := half.CloseWrite(); err != nil {
+		return err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(linger)); err != nil {
+		return err
+	}
+	_, err := io.Copy(io.Discard, c.Conn)
+	return err
 }

@@ -26,12 +26,14 @@ const autoLength = 2048
 
 // lookupBuffers are what a lookup needs and gives back.
 type lookupBuffers struct {
+	answer           answer
 	key, value, text []byte
 }
 
 var bufferPool = sync.Pool{New: func() any { return new(lookupBuffers) }}
 
 func (b *lookupBuffers) putBack() {
+	b.answer = answer{}
 	if cap(b.value) > maxKeptBuffer {
 		b.value = nil
 	}
@@ -67,14 +69,14 @@ func (s *Server) lookup(w http.ResponseWriter, r *http.Request) int {
 	started := time.Now()
 	buf := bufferPool.Get().(*lookupBuffers)
 	defer buf.putBack()
-	var a answer
-	err := s.find(r, buf, started, &a)
+	a := &buf.answer
+	err := s.find(r, buf, started, a)
 	took := time.Since(started)
 	if err != nil {
-		return s.lookupFailed(w, r, &a, err, took)
+		return s.lookupFailed(w, r, a, err, took)
 	}
 	s.metrics.lookups.hit(&a.res, took)
-	return writeFound(w, r, &a, buf)
+	return writeFound(w, r, a, buf)
 }
 
 // find goes through the steps of a lookup; the first that applies ends it. The
