@@ -74,9 +74,10 @@ func (r *recorder) ResetRequests() {
 type Proxy struct {
 	recorder
 	Endpoint string
-	delay    struct {
+	mu       struct {
 		sync.Mutex
-		d time.Duration
+		delay time.Duration
+		fault Fault
 	}
 }
 
@@ -98,7 +99,10 @@ func StartProxy(t testing.TB, endpoint string) *Proxy {
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		p.record(req)
-		p.wait(req)
+		if fault := p.wait(req); fault != nil {
+			fault(w, req, forward)
+			return
+		}
 		forward.ServeHTTP(w, req)
 	}))
 	t.Cleanup(func() {
@@ -111,17 +115,27 @@ func StartProxy(t testing.TB, endpoint string) *Proxy {
 
 // SetDelay holds back every later request for d: the latency of a remote store.
 func (p *Proxy) SetDelay(d time.Duration) {
-	p.delay.Lock()
-	defer p.delay.Unlock()
-	p.delay.d = d
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.delay = d
 }
 
-func (p *Proxy) wait(req *http.Request) {
-	p.delay.Lock()
-	d := p.delay.d
-	p.delay.Unlock()
+// SetFault installs a fault for all later requests, whose proper answer is the
+// store's; nil ends it. A request that a fault does not pass on never reaches
+// the store, but is recorded.
+func (p *Proxy) SetFault(f Fault) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.fault = f
+}
+
+// wait keeps the request for the delay and gives the fault for it.
+func (p *Proxy) wait(req *http.Request) Fault {
+	p.mu.Lock()
+	d, fault := p.mu.delay, p.mu.fault
+	p.mu.Unlock()
 	if d == 0 {
-		return
+		return fault
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -129,4 +143,5 @@ func (p *Proxy) wait(req *http.Request) {
 	case <-timer.C:
 	case <-req.Context().Done():
 	}
+	return fault
 }
