@@ -48,11 +48,10 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, limit int64) (
 		return nil, nil, errBodyTooLarge
 	}
 	held := int64(0)
-	release = func() { _ = s.bodies.take(-held) } // giving back cannot fail
+	giveBack := func() { _ = s.bodies.take(-held) } // which cannot fail
 	defer func() {
 		if err != nil {
-			release()
-			release = nil
+			giveBack()
 		}
 	}()
 	in := &pacedReader{
@@ -78,7 +77,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, limit int64) (
 		n, err := in.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
 		if err == io.EOF {
-			return body, release, nil
+			return body, giveBack, nil
 		}
 		if err != nil {
 			return nil, nil, bodyError(err)

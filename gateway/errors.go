@@ -100,7 +100,7 @@ var outcomes = [...]struct {
 	{partition.ErrKeyNotFound, outcome{8, 404, reasonKey, "key not found", 0, true, nil}},
 	{catalog.ErrTopicNotFound, outcome{3, 404, reasonTopic, "topic not found", kafkaTopic, false, nil}},
 	{catalog.ErrPartitionNotFound, outcome{4, 404, reasonPartition, "partition not found", kafkaPartition, false, nil}},
-	{partition.ErrNotHosted, outcome{5, 421, reasonNotHosted, "partition not hosted on this node", 0, false, nil}},
+	{partition.ErrNotHosted, outcome{5, 421, reasonNotHosted, "partition not hosted on this node", kafkaUnavailable, false, nil}},
 	{partition.ErrNotIndexed, outcome{6, 404, reasonNotIndexed, "topic not indexed", 0, false, nil}},
 	{partition.ErrNotReady, outcome{7, 503, reasonNotReady, "partition not ready", kafkaUnavailable, false, nil}},
 	{catalog.ErrBucketUnknown, outcome{3, 503, reasonNotReady, "topics of the object store not known yet", kafkaUnavailable, false, nil}},

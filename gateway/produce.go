@@ -83,7 +83,10 @@ func refusal(fates []produced) outcome {
 	tooLarge := true
 	for i := range fates {
 		o := classify(fates[i].err)
-		if o.retriable() || o.status >= http.StatusInternalServerError {
+		switch {
+		case o.code == kafkaUnavailable:
+			return outcome{status: http.StatusServiceUnavailable}
+		case o.status >= http.StatusInternalServerError:
 			return o
 		}
 		tooLarge = tooLarge && o.status == http.StatusRequestEntityTooLarge
