@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -68,13 +69,24 @@ func Decode(name string, data []byte) ([]Setting, error) {
 		if errors.Is(err, io.EOF) {
 			return nil, nil
 		}
-		// The text of a syntax error holds a position, not the content.
-		return nil, &FileError{File: name, Msg: err.Error()}
+		return nil, syntaxError(name, err)
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, &FileError{File: name, Msg: "must hold one YAML document"}
 	}
 	return settings(name, &doc)
+}
+
+// syntaxError keeps the parser's message only if it has the parser's usual form,
+// in which it names a line and what was expected there. Others may repeat a part
+// of the file.
+func syntaxError(name string, err error) *FileError {
+	var line int
+	if n, _ := fmt.Sscanf(err.Error(), "yaml: line %d:", &line); n != 1 {
+		return &FileError{File: name, Msg: "is not valid YAML"}
+	}
+	_, msg, _ := strings.Cut(err.Error(), fmt.Sprintf("line %d: ", line))
+	return &FileError{File: name, Line: line, Msg: msg}
 }
 
 func settings(name string, doc *yaml.Node) ([]Setting, error) {
