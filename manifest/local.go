@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +19,8 @@ func WriteFile(fs vfs.FS, path string, data []byte) error {
 	if err != nil {
 		return fmt.Errorf("create %s: %w", tmp, err)
 	}
-	if _, err := f.Write(data); err != nil {
+	// A vfs.File may change what it is given to write.
+	if _, err := f.Write(bytes.Clone(data)); err != nil {
 		return errors.Join(fmt.Errorf("write %s: %w", tmp, err), f.Close())
 	}
 	if err := f.Sync(); err != nil {

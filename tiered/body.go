@@ -3,7 +3,6 @@ package tiered
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"sort"
 
@@ -71,8 +70,8 @@ func (b *body) load(i int) error {
 		}
 		at += e.size
 	}
-	if got := crc32.Checksum(b.buf, castagnoli); got != c.crc {
-		return b.changed(c.extents[0].pos, fmt.Errorf("chunk has CRC-32C %08x, had %08x", got, c.crc))
+	if err := c.check(b.buf); err != nil {
+		return b.changed(c.extents[0].pos, err)
 	}
 	b.cur = i
 	return nil

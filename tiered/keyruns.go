@@ -74,11 +74,16 @@ func (t *Tier) keyRun(ctx context.Context, seg *manifest.Segment, fn func(key []
 	return readRun(s.next, s.end-s.pos, seg.BaseOffset, seg.LastOffset, fn)
 }
 
-// scanKeys reads the batches of one segment for its keys.
+// scanKeys reads the batches of one segment for its keys. A chunk table, where
+// there is a usable one, proves that the batches are where they were put.
 func (t *Tier) scanKeys(ctx context.Context, seg *manifest.Segment, fn func(key []byte, s keyState) error) error {
 	s := &stream{ctx: ctx, bucket: t.o.Bucket, key: LogKey(t.prefix, seg), end: seg.Size}
+	tab, err := t.table(ctx, seg)
+	if err != nil && !errors.Is(err, record.ErrCorrupt) {
+		return err
+	}
 	var r record.Reader
-	return s.batches(seg, func(pos int64, batch []byte, h record.BatchHeader) error {
+	return s.batches(seg, tab, func(pos int64, batch []byte, h record.BatchHeader) error {
 		if err := r.Reset(batch, maxUncompressed); err != nil {
 			return record.Corrupt(s.key, pos, err)
 		}

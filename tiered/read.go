@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 
 	"keyhole/cache"
@@ -107,8 +106,8 @@ func (t *Tier) chunk(ctx context.Context, seg *manifest.Segment, i int, c chunk)
 		if err != nil {
 			return nil, err
 		}
-		if got := crc32.Checksum(data, castagnoli); got != c.crc {
-			return nil, record.Corrupt(object, c.pos, fmt.Errorf("chunk of %d bytes has CRC-32C %08x, its table says %08x", c.size, got, c.crc))
+		if err := c.check(data); err != nil {
+			return nil, record.Corrupt(object, c.pos, err)
 		}
 		t.o.Shared.bytes.Add(float64(len(data)))
 		return data, nil

@@ -54,12 +54,26 @@ func (s *stream) peek(n int64) ([]byte, error) {
 	return s.buf[:n], nil
 }
 
-// batches reads a .log object front to back. Each batch was verified and lies in
-// the segment's range, in order; batch is valid during the call.
-func (s *stream) batches(seg *manifest.Segment, fn func(pos int64, batch []byte, h record.BatchHeader) error) error {
+// batches reads a .log object front to back and calls fn with each batch, whose
+// offsets lie in the segment's range and ascend; batch is valid during the call
+// and its CRC is for fn to check. Chunks that tab lists are checked before
+// anything in them is given out, which covers the base offsets too: they stand
+// outside of the batches' CRC.
+func (s *stream) batches(seg *manifest.Segment, tab table, fn func(pos int64, batch []byte, h record.BatchHeader) error) error {
 	next := seg.BaseOffset
-	for s.pos < s.end {
+	for i := 0; s.pos < s.end; {
 		pos := s.pos
+		if i < tab.len() && tab.chunk(i).pos == pos {
+			c := tab.chunk(i)
+			raw, err := s.peek(c.size)
+			if err != nil {
+				return err
+			}
+			if err := c.check(raw); err != nil {
+				return record.Corrupt(s.key, pos, err)
+			}
+			i++
+		}
 		head, err := s.peek(record.HeaderSize)
 		if err != nil {
 			return err

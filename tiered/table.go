@@ -31,11 +31,20 @@ type chunk struct {
 	crc        uint32
 }
 
+// check compares a chunk's bytes with its checksum.
+func (c chunk) check(data []byte) error {
+	if got := crc32.Checksum(data, castagnoli); got != c.crc {
+		return fmt.Errorf("chunk of %d bytes has CRC-32C %08x, its table says %08x", c.size, got, c.crc)
+	}
+	return nil
+}
+
 // table is a checked chunk table, kept in its encoded form: that is what the
-// table cache charges for, and entries are read in place.
+// table cache charges for, and entries are read in place. The zero table has no
+// chunks.
 type table struct{ raw []byte }
 
-func (t table) len() int { return (len(t.raw) - tableHead - tableTail) / tableEntry }
+func (t table) len() int { return max(0, len(t.raw)-tableHead-tableTail) / tableEntry }
 
 func (t table) chunk(i int) chunk {
 	b := t.raw[tableHead+i*tableEntry:][:tableEntry]

@@ -71,17 +71,15 @@ func (v *verifier) table() (table, error) {
 	s := &stream{ctx: v.ctx, bucket: v.bucket, key: v.index, end: v.seg.IndexSize}
 	raw, err := s.next(v.seg.TableBytes)
 	if err != nil {
-		return noTable(), v.found(v.index, err)
+		return table{}, v.found(v.index, err)
 	}
 	tab, err := tableOf(raw, v.seg)
 	if err != nil {
 		v.report(v.index, 0, err)
-		return noTable(), nil
+		return table{}, nil
 	}
 	return tab, nil
 }
-
-func noTable() table { return table{make([]byte, tableHead+tableTail)} }
 
 // batches reads the .log object and reports whether it could be read to its end.
 func (v *verifier) batches(tab table) (whole bool, err error) {
@@ -89,7 +87,7 @@ func (v *verifier) batches(tab table) (whole bool, err error) {
 	var r record.Reader
 	records, maxTS := int64(0), int64(math.MinInt64)
 	i, crc := 0, uint32(0) // of the chunk the batch belongs to
-	err = s.batches(v.seg, func(pos int64, batch []byte, h record.BatchHeader) error {
+	err = s.batches(v.seg, table{}, func(pos int64, batch []byte, h record.BatchHeader) error {
 		if i < tab.len() {
 			c := tab.chunk(i)
 			if pos == c.pos {
