@@ -10,8 +10,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
-
-	"keyhole/record"
 )
 
 var (
@@ -102,13 +100,16 @@ func Open(dir string, o Options) (*Index, error) {
 	return x, nil
 }
 
-// openDB opens the database. Pebble checks what it reads, but for the files that
-// are not its tables it relies on plausibility here and there, so a panic over
-// damaged ones is taken for what it is.
+// openDB opens the database. Pebble panics over some failed writes while it opens
+// one, with the error; it has let go of everything by then.
 func (x *Index) openDB(o Options) (db *pebble.DB, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			db, err = nil, record.Corrupt(x.dir, 0, fmt.Errorf("index: open panicked: %v", p))
+			cause, ok := p.(error)
+			if !ok {
+				cause = fmt.Errorf("panic: %v", p)
+			}
+			db, err = nil, x.openError(cause)
 		}
 	}()
 	db, err = pebble.Open(x.dir, x.options(o))
