@@ -505,6 +505,28 @@ func TestListingCancelledBetweenPages(t *testing.T) {
 	})
 }
 
+// case 4-32: an error in the body of a success is an error.
+func TestErrorWithinSuccess(t *testing.T) {
+	eachClient(t, func(t *testing.T, client string) {
+		stub, b, _ := faulty(t, client, open.Options{Retry: quick})
+		stub.SetFault(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+			w.Header().Set("ETag", `"0123"`)
+			s3test.Fail(w, http.StatusOK, "InternalError")
+		})
+		_, err := b.Put(t.Context(), "seg2.log", strings.NewReader("x"), 1, objstore.Condition{})
+		wantIs(t, err, objstore.ErrUnavailable)
+		wantIs(t, b.Delete(t.Context(), "seg.log"), objstore.ErrUnavailable)
+		list := func() error { return b.List(t.Context(), "", func(objstore.Object) error { return nil }) }
+		wantIs(t, list(), objstore.ErrUnavailable)
+		for _, body := range []string{"", "<html><body>log in</body></html>", "<a>", "text", "<"} {
+			stub.SetFault(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) { fmt.Fprint(w, body) })
+			if err := list(); !errors.Is(err, objstore.ErrUnavailable) {
+				t.Errorf("%q is taken for a listing: %v", body, err)
+			}
+		}
+	})
+}
+
 // A put whose connection breaks after the store has taken it is unavailable,
 // and not repeated if it is conditional.
 func TestLostReply(t *testing.T) {

@@ -45,8 +45,10 @@ func (t Target) Error(ctx context.Context, op, key string, r *Reply, err error) 
 		e.Kind = ctx.Err()
 	case r.status != 0 && r.status != http.StatusOK && r.status != http.StatusPartialContent:
 		e.Kind, e.Detail = objstore.ErrUnusable, "unexpected status"
-	case r.status != 0: // a good status, but the rest did not arrive or makes no sense
-		e.Kind, e.Err = objstore.ErrUnavailable, err
+	case r.status != 0:
+		// A good status, but the body did not arrive or makes no sense. What
+		// the library says about it may quote the body, so it is left out.
+		e.Kind, e.Detail, e.Err = objstore.ErrUnavailable, "reply cannot be read", r.err
 	case r.err != nil:
 		e.Kind = t.kindOfTransport(e, r.err)
 		e.Err = r.err

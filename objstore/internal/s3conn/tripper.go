@@ -1,6 +1,7 @@
 package s3conn
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/xml"
@@ -21,7 +22,7 @@ type Reply struct {
 	header http.Header
 	code   string // error code of the reply's body
 	region string // where the bucket lives, if the store told
-	err    error  // why there is no reply
+	err    error  // why there is no reply, or why its body ended
 }
 
 type replyKey struct{}
@@ -53,6 +54,12 @@ func (r *Reply) set(status int, header http.Header, code, region string, err err
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.status, r.header, r.code, r.region, r.err = status, header, code, region, err
+}
+
+func (r *Reply) setBroken(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
 }
 
 // stallError is a request that was cut because nothing moved. With no reply at
@@ -108,38 +115,66 @@ func (t *tripper) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	w.timer.Stop()
-	body := newWatchedReply(resp.Body, t.conn.o.StallTimeout, ctx, cancel)
-	resp.Body = body
-	code, region := "", resp.Header.Get("X-Amz-Bucket-Region")
-	if resp.StatusCode >= 300 {
-		var fromBody string
-		code, fromBody = bufferError(resp)
+	resp.Body = newWatchedReply(resp.Body, reply, t.conn.o.StallTimeout, ctx, cancel)
+	code, region := "", token(resp.Header.Get("X-Amz-Bucket-Region"))
+	listing := req.Method == http.MethodGet && req.URL.Query().Has("list-type")
+	foreign := resp.StatusCode < 300 && listing && !isListing(resp)
+	if resp.StatusCode >= 300 || req.Method != http.MethodGet || foreign {
+		doc := bufferError(resp)
+		if resp.StatusCode < 300 && (doc.XMLName.Local != "" || foreign) {
+			// A store that finds out late that it failed can only say so in
+			// the body. Not every library looks there: one takes any document
+			// for an empty listing.
+			resp.StatusCode, resp.Status = http.StatusInternalServerError, "500 error in the body of a success"
+		}
+		code = token(doc.Code)
 		if region == "" {
-			region = fromBody
+			region = token(doc.Region)
 		}
 	}
 	reply.set(resp.StatusCode, resp.Header, code, region, nil)
 	return resp, nil
 }
 
-// bufferError reads an error reply for its code and region and puts the bytes
-// back for the library.
-func bufferError(resp *http.Response) (code, region string) {
+// errorDocument is what S3 writes into the body of an error reply.
+type errorDocument struct {
+	XMLName xml.Name `xml:"Error"`
+	Code    string   `xml:"Code"`
+	Region  string   `xml:"Region"`
+}
+
+// bufferError reads a reply that is, or might be, an error and puts the bytes
+// back for the library. The document is empty if the reply holds none.
+func bufferError(resp *http.Response) errorDocument {
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
-	_ = resp.Body.Close()
+	_ = resp.Body.Close() // what matters has been read
 	resp.Body = io.NopCloser(bytes.NewReader(data))
-	if err != nil {
-		return "", ""
+	var doc errorDocument
+	if err != nil || xml.Unmarshal(data, &doc) != nil {
+		return errorDocument{}
 	}
-	var doc struct {
-		XMLName xml.Name `xml:"Error"`
-		Code    string   `xml:"Code"`
-		Region  string   `xml:"Region"`
+	return doc
+}
+
+// isListing looks at the beginning of the body, without consuming it.
+func isListing(resp *http.Response) bool {
+	ahead := bufio.NewReaderSize(resp.Body, 4<<10)
+	start, _ := ahead.Peek(512) // what is there, if the body is shorter or breaks
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{ahead, resp.Body}
+	d := xml.NewDecoder(bytes.NewReader(start))
+	for {
+		switch token, err := d.RawToken(); element := token.(type) {
+		case xml.StartElement:
+			return element.Name.Local == "ListBucketResult"
+		default:
+			if err != nil {
+				return false
+			}
+		}
 	}
-	if xml.Unmarshal(data, &doc) != nil {
-		return "", ""
-	}
-	return token(doc.Code), token(doc.Region)
 }
 
 // token keeps a word of the store printable and short.
@@ -197,15 +232,16 @@ func (u *watchedUpload) Read(p []byte) (int, error) {
 // watchedReply cuts the reply if a read yields nothing for the limit.
 type watchedReply struct {
 	inner  io.ReadCloser
+	reply  *Reply
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	limit  time.Duration
 	timer  *time.Timer
 }
 
-func newWatchedReply(inner io.ReadCloser, limit time.Duration, ctx context.Context, cancel context.CancelCauseFunc) *watchedReply {
+func newWatchedReply(inner io.ReadCloser, reply *Reply, limit time.Duration, ctx context.Context, cancel context.CancelCauseFunc) *watchedReply {
 	timer := time.AfterFunc(limit, func() { cancel(&stallError{after: limit, replied: true}) })
-	return &watchedReply{inner: inner, ctx: ctx, cancel: cancel, limit: limit, timer: timer}
+	return &watchedReply{inner: inner, reply: reply, ctx: ctx, cancel: cancel, limit: limit, timer: timer}
 }
 
 func (r *watchedReply) Read(p []byte) (int, error) {
@@ -218,6 +254,7 @@ func (r *watchedReply) Read(p []byte) (int, error) {
 	default:
 		r.timer.Stop()
 		err = stallOr(r.ctx, err)
+		r.reply.setBroken(err)
 	}
 	return n, err
 }
