@@ -190,3 +190,12 @@ func (r reply) refused(t *testing.T, what string, status int, reason, message st
 	}
 	return r
 }
+
+// dialOrNil gives a connection, or nil if nobody listens.
+func dialOrNil(addr string) net.Conn {
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil
+	}
+	return c
+}
