@@ -65,6 +65,11 @@ func (p *Partition) Append(ctx context.Context, recs []record.Record) (int64, er
 	}
 	p.o.Metrics.AppendedBytes.Add(float64(size))
 	p.o.Metrics.AppendedRecord.Add(float64(len(recs)))
+	if p.waiting.Add(size) >= s.SegmentBytes {
+		// A segment was sealed, give or take one.
+		p.waiting.Store(0)
+		p.wake()
+	}
 	return bases[0], nil
 }
 

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"keyhole/locallog"
+	"keyhole/objstore"
 	"keyhole/tiered"
 )
 
@@ -128,7 +130,7 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log) (more bo
 		if err != nil {
 			return false, fmt.Errorf("open segment at log offset %d for upload: %w", seg.BaseLog, err)
 		}
-		sources = append(sources, &source{SegmentReader: r, base: max(seg.BaseKafka, next), next: seg.NextKafka})
+		sources = append(sources, &source{SegmentReader: r, moved: &p.moved})
 		size += seg.Bytes
 	}
 	if len(sources) > 0 {
@@ -140,6 +142,7 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log) (more bo
 			return false, p.storeFailed(err)
 		}
 		p.setStoreTrouble(nil)
+		p.moved.Store(time.Now().UnixNano())
 		p.o.Metrics.Uploads.WithLabelValues("ok").Add(float64(len(sources)))
 		p.o.Metrics.UploadedBytes.Add(float64(size))
 	}
@@ -156,22 +159,16 @@ func (p *Partition) noteRemote(ctx context.Context, log *locallog.Log) error {
 	return log.Note(ctx, locallog.Note{RemoteNext: m.Next(), ManifestGeneration: m.Generation})
 }
 
-// source offers a sealed local segment for upload, without what the bucket has.
+// source is a sealed segment on its way to the bucket. Reading it is progress:
+// an upload whose body moves is not stuck, however long it takes.
 type source struct {
 	*locallog.SegmentReader
-	base, next int64
+	moved *atomic.Int64
 }
 
-func (s *source) BaseOffset() int64 { return s.base }
-func (s *source) NextOffset() int64 { return s.next }
-
-func (s *source) Batches(fn func(pos int64, batch []byte, kafkaBase int64) error) error {
-	return s.SegmentReader.Batches(func(pos int64, batch []byte, kafkaBase int64) error {
-		if kafkaBase < s.base {
-			return nil
-		}
-		return fn(pos, batch, kafkaBase)
-	})
+func (s *source) ReadAt(b []byte, off int64) (int, error) {
+	s.moved.Store(time.Now().UnixNano())
+	return s.SegmentReader.ReadAt(b, off)
 }
 
 // dueForEviction gives the offset below which the local target wants segments
@@ -208,7 +205,7 @@ func (p *Partition) trim(ctx context.Context, log *locallog.Log, s *Settings, cu
 		if v == nil {
 			return ErrNotReady
 		}
-		if err := v.ix.Flush(); err != nil {
+		if err := v.ix.Flush(ctx); err != nil {
 			return p.indexTrouble(v, err)
 		}
 		cut = min(cut, v.ix.Durable().NextKafka)
@@ -270,21 +267,30 @@ func rollForTarget(ctx context.Context, log *locallog.Log, target int64) error {
 }
 
 // uploadPatiently repeats uploadSealed with back-off until it succeeds, or until
-// the store has been in trouble for evictPatience without a segment going up.
+// nothing has moved towards the bucket for evictPatience.
 func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *Settings) error {
-	deadline := time.Now().Add(evictPatience)
-	reached := p.tier.Snapshot().Next()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	p.moved.Store(time.Now().UnixNano())
+	left := func() time.Duration { return evictPatience - time.Since(time.Unix(0, p.moved.Load())) }
+	var watch *time.Timer
+	watch = time.AfterFunc(evictPatience, func() {
+		if d := left(); d > 0 {
+			watch.Reset(d)
+			return
+		}
+		cancel(fmt.Errorf("%w: no progress for %v", objstore.ErrUnavailable, evictPatience))
+	})
+	defer watch.Stop()
 	for backoff := nextBackoff(0); ; backoff = nextBackoff(backoff) {
-		attempt, cancel := context.WithDeadline(ctx, deadline)
-		err := p.uploadSealed(attempt, log, s)
-		cancel()
-		if err == nil || !unavailable(err) || ctx.Err() != nil {
+		err := p.uploadSealed(ctx, log, s)
+		if err == nil || !unavailable(err) {
 			return err
 		}
-		if next := p.tier.Snapshot().Next(); next > reached {
-			reached, deadline = next, time.Now().Add(evictPatience)
+		if ctx.Err() != nil {
+			return errors.Join(err, context.Cause(ctx))
 		}
-		if time.Now().Add(backoff).After(deadline) || !p.pause(backoff) {
+		if backoff > left() || !p.pause(backoff) {
 			return err
 		}
 	}

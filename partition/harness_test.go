@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"keyhole/index"
+	"keyhole/manifest"
 	"keyhole/objstore/objstoretest"
 	"keyhole/record"
 	"keyhole/tiered"
@@ -37,6 +38,8 @@ type rig struct {
 	close   func()
 }
 
+const topicID = "0123456789abcdef0123456789abcdef"
+
 func defaults() Settings {
 	return Settings{
 		IndexMaintained:  true,
@@ -54,7 +57,7 @@ func defaults() Settings {
 func newRig(t *testing.T) *rig {
 	return &rig{
 		t:        t,
-		fs:       vfs.NewCrashableMem(),
+		fs:       disk(t),
 		store:    objstoretest.NewFaulty(objstoretest.NewMemory()),
 		settings: defaults(),
 		writer:   "node-a",
@@ -62,20 +65,35 @@ func newRig(t *testing.T) *rig {
 	}
 }
 
+// disk is an empty file system on which the topic's directory is durable.
+func disk(t *testing.T) vfs.FS {
+	t.Helper()
+	fs := vfs.NewCrashableMem()
+	if err := fs.MkdirAll("/data/t", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"/data", "/"} {
+		if err := manifest.SyncDir(fs, dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return fs
+}
+
 // other is a second node on the same bucket, with an empty disk of its own.
 func (r *rig) other(writer string) *rig {
-	return &rig{t: r.t, fs: vfs.NewCrashableMem(), store: r.store, settings: r.settings, writer: writer}
+	return &rig{t: r.t, fs: disk(r.t), store: r.store, settings: r.settings, writer: writer}
 }
 
 // start opens the partition and does not wait for it.
 func (r *rig) start() *Partition {
 	r.t.Helper()
 	reg := prometheus.NewRegistry()
-	tiers := tiered.NewShared(tiered.SharedOptions{CacheBytes: 1 << 20, TableBytes: 1 << 20, MaxRemoteReads: 16, Registerer: reg})
+	tiers := tiered.NewShared(1<<20, 16, reg)
 	indexes := index.NewShared(1<<20, 100)
 	r.metrics = NewMetrics(reg)
 	o := Options{
-		FS: r.fs, Dir: "data/t/0", Topic: "t", TopicID: "0123456789abcdef0123456789abcdef", Writer: r.writer, New: r.isNew,
+		FS: r.fs, Dir: "/data/t/0", Topic: "t", TopicID: topicID, Writer: r.writer, New: r.isNew,
 		Bucket: r.store, Conditional: true, Tiers: tiers, Indexes: indexes, Metrics: r.metrics,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Settings: r.settings,
 	}

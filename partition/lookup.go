@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -137,11 +138,14 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 			return err
 		}
 	}
-	if !s.RemoteRead {
+	if !s.RemoteRead || p.tier == nil {
 		return ErrRemoteReadDisabled
 	}
 	m := p.tier.Snapshot()
 	if _, ok := m.Find(res.Offset); !ok {
+		if m.Generation < v.log.State().ManifestGeneration {
+			return fmt.Errorf("%w: the manifest was lost here and is not read again yet", ErrNotReady)
+		}
 		return ErrNotRetained
 	}
 	if done(q, res, SourceRemote) {

@@ -1,19 +1,19 @@
 package partition
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"sync"
 	"testing"
 	"time"
 
+	"keyhole/manifest"
 	"keyhole/objstore"
 	"keyhole/objstore/objstoretest"
 	"keyhole/record"
+	"keyhole/tiered"
 )
-
-// reads are the operations that cost a request on the lookup path.
-var reads = []objstoretest.Op{objstoretest.OpReadRange, objstoretest.OpGet, objstoretest.OpList}
 
 func TestLookupHot(t *testing.T) {
 	p := newRig(t).open()
@@ -160,21 +160,59 @@ func TestForeignRecordIsNeverServed(t *testing.T) {
 	}
 }
 
+// A segment that retention has taken out of the manifest is not retained, which
+// only a manifest that was read from the bucket can prove.
 func TestNotRetained(t *testing.T) {
 	r := newRig(t)
+	want := fill(t, r.open(), "k", 60)
+	evict(t, r.p)
+	r.stop()
+	key := tiered.ManifestKey(tiered.Prefix("t", topicID, 0))
+	data, _, err := r.store.Get(t.Context(), key, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := manifest.Decode(key, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shorter := *m
+	shorter.Generation++
+	shorter.Segments = m.Segments[1:]
+	if data, err = manifest.Encode(&shorter); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.store.Put(t.Context(), key, bytes.NewReader(data), int64(len(data)), objstore.Condition{}); err != nil {
+		t.Fatal(err)
+	}
 	p := r.open()
+	gone := 0
+	for k, v := range want {
+		res, err := get(p, k)
+		switch {
+		case res.Offset >= shorter.Start() && err == nil && string(res.Value) == v:
+		case res.Offset < shorter.Start() && errors.Is(err, ErrNotRetained):
+			gone++
+		default:
+			t.Fatalf("%s at %d: %v", k, res.Offset, err)
+		}
+	}
+	if gone == 0 {
+		t.Fatal("no key was in the segment that went")
+	}
+}
+
+// A remote record of another key is not found, never served.
+func TestForeignRemoteRecord(t *testing.T) {
+	p := newRig(t).open()
 	put(t, p, "a", "v")
 	evict(t, p)
 	b := p.feed.ix.NewBatch()
-	b.Set([]byte("gone"), -5)
 	b.Set([]byte("b"), 0)
 	if err := b.Commit(p.feed.ix.Applied()); err != nil {
 		t.Fatal(err)
 	}
 	b.Close()
-	if _, err := get(p, "gone"); !errors.Is(err, ErrNotRetained) {
-		t.Fatalf("offset outside both tiers: %v", err)
-	}
 	if _, err := get(p, "b"); !errors.Is(err, ErrKeyNotFound) {
 		t.Fatalf("foreign remote record: %v", err)
 	}

@@ -53,6 +53,8 @@ type Partition struct {
 	log     atomic.Pointer[locallog.Log] // nil until recovered
 	serving atomic.Pointer[view]         // nil until the index has caught up
 	applied pulse                        // beats when the applied position moves
+	moved   atomic.Int64                 // when an upload last made progress, Unix nanoseconds
+	waiting atomic.Int64                 // bytes appended since the chores were last woken
 	fenced  atomic.Bool
 	claimed atomic.Bool // this run holds an epoch, so the manifest is current
 
@@ -153,6 +155,7 @@ func (p *Partition) wake() {
 // Intervals of the background work.
 const (
 	choreInterval = 10 * time.Second
+	choreGap      = time.Second // between two rounds, so that the manifest is written at most that often
 	minBackoff    = 500 * time.Millisecond
 	maxBackoff    = 60 * time.Second
 )
@@ -165,11 +168,19 @@ func (p *Partition) run() {
 	}
 	backoff := time.Duration(0)
 	for {
-		pause := choreInterval
-		if backoff > 0 {
-			pause = backoff
+		if err := p.chore(p.ctx); err != nil && p.ctx.Err() == nil {
+			backoff = nextBackoff(backoff)
+			p.o.Logger.Warn("background work failed; will try again", "err", err, "in", backoff)
+			if !p.pause(jitter(backoff)) {
+				return
+			}
+			continue
 		}
-		timer := time.NewTimer(jitter(pause))
+		backoff = 0
+		if !p.pause(choreGap) {
+			return
+		}
+		timer := time.NewTimer(jitter(choreInterval))
 		select {
 		case <-p.ctx.Done():
 			timer.Stop()
@@ -177,16 +188,7 @@ func (p *Partition) run() {
 		case <-timer.C:
 		case <-p.kick:
 			timer.Stop()
-			if backoff > 0 && !p.pause(jitter(backoff)) {
-				return
-			}
 		}
-		if err := p.chore(p.ctx); err != nil && p.ctx.Err() == nil {
-			backoff = nextBackoff(backoff)
-			p.o.Logger.Warn("background work failed; will try again", "err", err, "in", backoff)
-			continue
-		}
-		backoff = 0
 	}
 }
 

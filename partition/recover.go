@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
 	"keyhole/locallog"
+	"keyhole/manifest"
 	"keyhole/tiered"
 )
 
@@ -55,7 +57,7 @@ func (p *Partition) recover(ctx context.Context) error {
 		defer p.o.Start.Release(1)
 	}
 	s := p.settings.Load()
-	if err := p.o.FS.MkdirAll(p.o.Dir, 0o755); err != nil {
+	if err := p.makeDir(); err != nil {
 		return fmt.Errorf("make partition directory: %w", err)
 	}
 	if p.o.remote() && p.tier == nil {
@@ -149,11 +151,23 @@ func (p *Partition) openLog(ctx context.Context, s *Settings) error {
 func (p *Partition) logDir() string   { return p.o.FS.PathJoin(p.o.Dir, "log") }
 func (p *Partition) indexDir() string { return p.o.FS.PathJoin(p.o.Dir, "kv_index") }
 
-func (p *Partition) hasLog(dir string) (bool, error) {
-	if err := p.o.FS.MkdirAll(dir, 0o755); err != nil {
-		return false, fmt.Errorf("make log directory: %w", err)
+// makeDir makes the partition's directory durable. What is above it is the
+// catalog's; what is below syncs its own names.
+func (p *Partition) makeDir() error {
+	if _, err := p.o.FS.Stat(p.o.Dir); err == nil {
+		return nil
 	}
+	if err := p.o.FS.MkdirAll(p.o.Dir, 0o755); err != nil {
+		return err
+	}
+	return manifest.SyncDir(p.o.FS, p.o.FS.PathDir(p.o.Dir))
+}
+
+func (p *Partition) hasLog(dir string) (bool, error) {
 	names, err := p.o.FS.List(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
 		return false, fmt.Errorf("list log directory: %w", err)
 	}
