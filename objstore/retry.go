@@ -154,8 +154,10 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// readTimeout bounds an attempt to read so many bytes; what nobody will ever
+// read in one piece does not overflow.
 func (r *retrier) readTimeout(bytes int64) time.Duration {
-	return r.o.AttemptTimeout + time.Duration(bytes>>20)*time.Second
+	return r.o.AttemptTimeout + time.Duration(min(bytes>>20, 3600))*time.Second
 }
 
 func (r *retrier) ReadRange(ctx context.Context, key string, off, n int64) (data []byte, err error) {

@@ -136,6 +136,13 @@ func TestRetryCutsAttempts(t *testing.T) {
 			t.Errorf("%d attempts", n)
 		}
 
+		start := time.Now()
+		_, _, err = b.Get(t.Context(), "k", 1<<62)
+		wantIs(t, "get without a bound", err, objstore.ErrUnavailable)
+		if took := time.Since(start); took < time.Hour || took > 7*time.Hour {
+			t.Errorf("get without a bound: %v", took)
+		}
+
 		n := 0
 		f.Before(func(ctx context.Context, c objstoretest.Call) error {
 			if n++; n == 1 {

@@ -527,6 +527,38 @@ func TestErrorWithinSuccess(t *testing.T) {
 	})
 }
 
+// case 4-18: the aws client learns from the store's refusal that a clock is off,
+// and forgets it when the clocks agree again. The minio client has no such
+// thing; with it the store is unavailable for so long, and recovers by itself.
+func TestClockSkew(t *testing.T) {
+	eachClient(t, func(t *testing.T, client string) {
+		stub, b, data := faulty(t, client, open.Options{Retry: quick})
+		var ahead atomic.Int64 // of the store, nanoseconds
+		stub.SetFault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+			now := time.Now().Add(time.Duration(ahead.Load()))
+			w.Header().Set("Date", now.UTC().Format(http.TimeFormat))
+			signed, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
+			if err != nil || signed.Sub(now).Abs() > 15*time.Minute {
+				s3test.Fail(w, http.StatusForbidden, "RequestTimeTooSkewed")
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+		for _, skew := range []time.Duration{0, 20 * time.Minute, 0, -20 * time.Minute, 0} {
+			ahead.Store(int64(skew))
+			stub.ResetRequests()
+			got, err := b.ReadRange(t.Context(), "seg.log", 0, 10)
+			if client == "minio" && skew != 0 {
+				wantIs(t, err, objstore.ErrUnavailable)
+				continue
+			}
+			if err != nil || !bytes.Equal(got, data[:10]) || stub.Count(nil) > 2 {
+				t.Errorf("store is %v ahead: %v after %d requests", skew, err, stub.Count(nil))
+			}
+		}
+	})
+}
+
 // A put whose connection breaks after the store has taken it is unavailable,
 // and not repeated if it is conditional.
 func TestLostReply(t *testing.T) {

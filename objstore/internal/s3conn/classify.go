@@ -102,7 +102,8 @@ func Region(l objstore.Location, id Identity) string {
 func (t Target) kindOf(e *objstore.OpError, r *Reply) error {
 	switch r.code {
 	case "RequestTimeTooSkewed", "RequestTimeout", "SlowDown", "OperationAborted", "ConditionalRequestConflict":
-		// Skew: the library has learnt the store's clock from this reply.
+		// Skew: the aws library has learnt the store's clock from this reply,
+		// and a clock that is being set will be right soon.
 		return objstore.ErrUnavailable
 	case "NotImplemented":
 		return objstore.ErrUnsupported
