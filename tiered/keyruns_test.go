@@ -61,7 +61,7 @@ func TestKeyRunsRebuildTheIndex(t *testing.T) {
 	build := newBuilder(t, 0)
 	var sources []*memSource
 	for range 4 {
-		build.random(rng, 80)
+		build.random(rng, 40)
 		sources = append(sources, build.done())
 	}
 	n.upload(t, sources...)
@@ -122,7 +122,7 @@ func TestDamagedKeyRunFallsBackToTheBatches(t *testing.T) {
 		}
 	}
 	check("whole", 0)
-	for at := seg.TableBytes; at < seg.IndexSize; at += 7 {
+	for at := seg.TableBytes; at < seg.IndexSize; at += 23 {
 		bad := bytes.Clone(index)
 		bad[at] ^= 0x21
 		put(t, b, IndexKey(prefix, &seg), bad)

@@ -2,6 +2,7 @@ package tiered
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -71,27 +72,39 @@ func located(err error, object string, pos int64) error {
 // batchAt finds the batch of an offset in a chunk. Positions in its errors are
 // relative to the chunk.
 func batchAt(data []byte, offset int64, fn func(batch []byte, kafkaBase int64) error) error {
+	// Only the first two fields of each header are looked at on the way, the
+	// base offset and the length: a chunk may have hundreds of batches.
+	found := int64(-1)
 	for pos := int64(0); pos < int64(len(data)); {
-		h, err := record.ParseHeader(data[pos:])
-		if err != nil {
-			return record.Corrupt("", pos, err)
+		left := data[pos:]
+		if len(left) < record.HeaderSize {
+			return record.Corrupt("", pos, fmt.Errorf("%d bytes cannot be a batch", len(left)))
 		}
-		end := pos + h.Size()
-		if end > int64(len(data)) {
-			return record.Corrupt("", pos, fmt.Errorf("batch of %d bytes in the last %d of a chunk", h.Size(), int64(len(data))-pos))
+		if int64(binary.BigEndian.Uint64(left)) > offset {
+			break
 		}
-		if offset <= h.LastOffset() {
-			if offset < h.BaseOffset {
-				return ErrNotRetained
-			}
-			if err := fn(data[pos:end:end], h.BaseOffset); err != nil {
-				return located(err, "", pos)
-			}
-			return nil
+		found = pos
+		size := int64(binary.BigEndian.Uint32(left[8:])) + 12
+		if size < record.HeaderSize || size > int64(len(left)) {
+			return record.Corrupt("", pos, fmt.Errorf("batch of %d bytes in the last %d of a chunk", size, len(left)))
 		}
-		pos = end
+		pos += size
 	}
-	return ErrNotRetained
+	if found < 0 {
+		return ErrNotRetained
+	}
+	h, err := record.ParseHeader(data[found:])
+	if err != nil {
+		return record.Corrupt("", found, err)
+	}
+	if offset > h.LastOffset() {
+		return ErrNotRetained
+	}
+	end := found + h.Size()
+	if err := fn(data[found:end:end], h.BaseOffset); err != nil {
+		return located(err, "", found)
+	}
+	return nil
 }
 
 // chunk returns the bytes of one chunk, from memory or by one ranged GET.

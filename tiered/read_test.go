@@ -39,7 +39,7 @@ func TestEveryRecordIsReadBack(t *testing.T) {
 				records[r.Offset] = r
 			}
 		}
-		for range 300 {
+		for range 150 {
 			offset := sources[0].base + rng.Int64N(sources[2].next-sources[0].base+2) - 1
 			b.ResetCalls()
 			want, ok := records[offset]
@@ -129,6 +129,40 @@ func TestDamagedChunkIsNeverServedNorKept(t *testing.T) {
 		b.FilterRead(nil)
 		if n.wantRecord(t, want) {
 			t.Fatalf("byte %d: the damaged chunk was kept", i)
+		}
+	}
+}
+
+// Behind a true checksum a chunk is still not trusted with the program's life.
+func TestChunkWithImpossibleBatches(t *testing.T) {
+	src := newBuilder(t, 5).numbered(3)
+	var good []byte
+	for _, b := range src.batches {
+		batch := bytes.Clone(src.file[b.pos : b.pos+b.size])
+		record.SetBaseOffset(batch, b.kafkaBase)
+		good = append(good, batch...)
+	}
+	first := int(src.batches[0].size)
+	nop := func([]byte, int64) error { return nil }
+	if err := batchAt(good, 7, nop); err != nil {
+		t.Fatal(err)
+	}
+	spoilt := func(at int, b ...byte) []byte {
+		out := bytes.Clone(good)
+		copy(out[at:], b)
+		return out
+	}
+	for name, data := range map[string][]byte{
+		"cut in a header": good[:first+30],
+		"cut in a batch":  good[:len(good)-1],
+		"length 0":        spoilt(first+8, 0, 0, 0, 0),
+		"length 48":       spoilt(first+8, 0, 0, 0, 48),
+		"length -1":       spoilt(first+8, 0xff, 0xff, 0xff, 0xff),
+		"magic":           spoilt(2*first+16, 9),
+		"offset delta":    spoilt(2*first+23, 0xff),
+	} {
+		if err := batchAt(data, 7, nop); !errors.Is(err, record.ErrCorrupt) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
