@@ -180,6 +180,11 @@ func TestTopicsRoutes(t *testing.T) {
 	if fmt.Sprint(d["segment.bytes"]) != "map[default:true value:134217728]" || d["segment.ms"].(map[string]any)["default"] != true {
 		t.Errorf("removed: %v", d)
 	}
+	ts.ask("PUT", "/v1/topics/a/config", `{"upsert":{"segment.bytes":4096}}`, 200)
+	d = ts.ask("PUT", "/v1/topics/a/config", `{"upsert":{"segment.bytes":null}}`, 200)["configs"].(map[string]any)
+	if fmt.Sprint(d["segment.bytes"]) != "map[default:true value:134217728]" {
+		t.Errorf("null: %v", d)
+	}
 	if got := ts.ask("GET", "/v1/topics", "", 200)["topics"].([]any); len(got) != 1 {
 		t.Errorf("one topic: %v", got)
 	}
@@ -245,7 +250,7 @@ func TestAdminRefuses(t *testing.T) {
 		{"POST", "/v1/cloud_storage/evict/a/0", `{}`, 400},
 		{"POST", "/v1/cloud_storage/evict/a/0", `{"local_target_bytes":-1}`, 400},
 		{"POST", "/v1/cloud_storage/evict/a/0", `{"local_target_bytes":0}`, 409},
-		{"POST", "/v1/topics", `{"name":"c","configs":{"segment.bytes":null}}`, 400},
+		{"POST", "/v1/topics", `{"name":"c","configs":{"segment.bytes":[1]}}`, 400},
 		{"DELETE", "/v1/topics", "", 405},
 		{"POST", "/v1/status/live", "", 405},
 	} {

@@ -53,7 +53,7 @@ func (a *admin) createTopic(w http.ResponseWriter, r *http.Request) int {
 	if body.Partitions != nil {
 		partitions = *body.Partitions
 	}
-	configs, err := texts(body.Configs)
+	configs, _, err := texts(body.Configs) // null: the default, which a new topic has anyway
 	if err != nil {
 		return a.fail(w, r, err)
 	}
@@ -88,12 +88,12 @@ func (a *admin) alterTopic(w http.ResponseWriter, r *http.Request) int {
 	if err := a.decode(w, r, &body); err != nil {
 		return a.fail(w, r, err)
 	}
-	upsert, err := texts(body.Upsert)
+	upsert, reset, err := texts(body.Upsert)
 	if err != nil {
 		return a.fail(w, r, err)
 	}
 	name := mux.Vars(r)["topic"]
-	if err := a.catalog.AlterTopic(r.Context(), name, upsert, body.Remove); err != nil {
+	if err := a.catalog.AlterTopic(r.Context(), name, upsert, append(body.Remove, reset...)); err != nil {
 		return a.fail(w, r, err)
 	}
 	t, err := a.catalog.Topic(name)
@@ -104,20 +104,22 @@ func (a *admin) alterTopic(w http.ResponseWriter, r *http.Request) int {
 }
 
 // texts gives property values, which may be JSON strings, numbers or booleans,
-// as text.
-func texts(values map[string]any) (map[string]string, error) {
-	out := make(map[string]string, len(values))
+// as text; null gives a property back its default.
+func texts(values map[string]any) (set map[string]string, reset []string, err error) {
+	set = make(map[string]string, len(values))
 	for name, value := range values {
 		switch v := value.(type) {
+		case nil:
+			reset = append(reset, name)
 		case string:
-			out[name] = v
+			set[name] = v
 		case json.Number:
-			out[name] = v.String()
+			set[name] = v.String()
 		case bool:
-			out[name] = strconv.FormatBool(v)
+			set[name] = strconv.FormatBool(v)
 		default:
-			return nil, badRequest(fmt.Sprintf("value of %q is neither a string, a number nor a boolean", name))
+			return nil, nil, badRequest(fmt.Sprintf("value of %q is neither a string, a number nor a boolean", name))
 		}
 	}
-	return out, nil
+	return set, reset, nil
 }

@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"sync/atomic"
 	"time"
@@ -26,11 +28,18 @@ const (
 type slowListener struct {
 	net.Listener
 	stall time.Duration
+	log   *slog.Logger
 }
 
+// Accept implements net.Listener. It logs what keeps it from accepting, such as
+// too many open files: net/http repeats the call, and would say so only in the
+// log that also holds every oddity of a client.
 func (l slowListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
+		if !errors.Is(err, net.ErrClosed) {
+			l.log.Warn("cannot accept a connection", "listener", l.Addr().String(), "err", err)
+		}
 		return nil, err
 	}
 	return &slowConn{Conn: c, stall: l.stall}, nil

@@ -119,7 +119,7 @@ func (s *Server) Start(data, admin net.Listener) {
 
 func (s *Server) serve(srv *http.Server, l net.Listener, name string) {
 	s.serving.Go(func() {
-		err := srv.Serve(slowListener{l, s.o.WriteStall})
+		err := srv.Serve(slowListener{l, s.o.WriteStall, s.o.Logger})
 		if !errors.Is(err, http.ErrServerClosed) {
 			s.failed <- fmt.Errorf("serve %s listener %s: %w", name, l.Addr(), err)
 		}
