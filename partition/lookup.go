@@ -163,6 +163,10 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 		// The snapshot names a segment whose range spans the offset, but the
 		// record itself was compacted away.
 		return errMoved
+	case errors.Is(err, tiered.ErrUnknown):
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	case errors.Is(err, tiered.ErrClosed):
+		return ErrClosed
 	case errors.Is(err, record.ErrCorrupt):
 		p.corrupted("remote", err)
 	}

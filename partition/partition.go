@@ -47,6 +47,7 @@ type Partition struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
+	opened chan struct{} // closed when recovery is through, well or not
 	done   chan struct{} // closed when run has left
 	kick   chan struct{} // wakes run; holds one wish
 
@@ -83,6 +84,7 @@ func Open(o Options) *Partition {
 		o:      o,
 		ctx:    ctx,
 		cancel: cancel,
+		opened: make(chan struct{}),
 		done:   make(chan struct{}),
 		kick:   make(chan struct{}, 1),
 		chores: make(chan struct{}, 1),
@@ -119,6 +121,10 @@ func (p *Partition) StoreTrouble() error {
 	defer p.mu.Unlock()
 	return p.mu.storeErr
 }
+
+// Opened is closed when recovery is through: the partition serves, or State says
+// what keeps it from serving for good.
+func (p *Partition) Opened() <-chan struct{} { return p.opened }
 
 func (p *Partition) setReason(reason string) {
 	p.mu.Lock()
@@ -163,7 +169,9 @@ const (
 // run recovers the partition, then does its chores until Close.
 func (p *Partition) run() {
 	defer close(p.done)
-	if !p.recoverUntilOpen() {
+	open := p.recoverUntilOpen()
+	close(p.opened)
+	if !open {
 		return
 	}
 	backoff := time.Duration(0)

@@ -283,6 +283,25 @@ func TestStoreAwayAtStart(t *testing.T) {
 	}
 }
 
+// A disk that lost its copy of the manifest cannot say "not retained" before it
+// has read the bucket's again.
+func TestLostManifestIsNotAbsence(t *testing.T) { // case 7-29
+	r := newRig(t)
+	fill(t, r.open(), "cold", 40)
+	evict(t, r.p)
+	r.stop()
+	if err := r.fs.RemoveAll("/data/t/0/remote"); err != nil {
+		t.Fatal(err)
+	}
+	r.store.Before(func(context.Context, objstoretest.Call) error { return objstore.ErrUnavailable })
+	p := r.open()
+	if _, err := get(p, "cold-000"); !errors.Is(err, ErrNotReady) {
+		t.Fatalf("manifest lost, store away: %v", err)
+	}
+	r.store.Before(nil)
+	eventually(t, "manifest read again", func() bool { _, err := get(p, "cold-000"); return err == nil })
+}
+
 // Lookups go on, right, while segments move under them.
 func TestReadsDuringEviction(t *testing.T) {
 	p := newRig(t).open()
