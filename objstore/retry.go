@@ -12,7 +12,8 @@ import (
 // RetryOptions bound the repetition of failed calls. Zero fields take the
 // defaults named.
 type RetryOptions struct {
-	// Repeats is how often a failed call is made again at most: 5.
+	// Repeats is how often a failed call is made again at most: 5. Negative:
+	// never.
 	Repeats int
 	// MissingRepeats is the same for a ReadRange that answers ErrNotFound: 2.
 	// Who reads a range knows from the manifest that the object exists, so a

@@ -377,7 +377,7 @@ func TestProbeOfStoresWithoutConditions(t *testing.T) {
 // case 4-27: silence is cut, before the reply and within it, and on an upload
 // that the store does not take; other calls go on.
 func TestStalls(t *testing.T) {
-	const limit = 100 * time.Millisecond
+	const limit = 200 * time.Millisecond
 	half := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Range", "bytes 0-999/100000")
 		w.Header().Set("Content-Length", "1000")
