@@ -130,8 +130,8 @@ func (e *extent) next(b []byte, at entry, pos int, log int64) (record.BatchHeade
 	case err != nil:
 	case h.Size() > int64(len(b)-pos):
 		err = fmt.Errorf("batch of %d bytes where %d are left", h.Size(), len(b)-pos)
-	case h.BaseOffset < log:
-		err = fmt.Errorf("log offset %d, want at least %d", h.BaseOffset, log)
+	case h.BaseOffset != log:
+		err = fmt.Errorf("log offset %d, want %d", h.BaseOffset, log)
 	default:
 		return h, nil
 	}

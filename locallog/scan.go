@@ -52,8 +52,8 @@ func (sc *scanner) at(pos, n int64) ([]byte, error) {
 }
 
 // batch reads the batch at pos. ok is false if there is none that is whole, sound
-// and at or above log offset log; err is only for reads that fail.
-func (sc *scanner) batch(pos, log int64) (h record.BatchHeader, n notice, ok bool, err error) {
+// and begins at log offset log (any from there on if gap is set); err is only for reads that fail.
+func (sc *scanner) batch(pos, log int64, gap bool) (h record.BatchHeader, n notice, ok bool, err error) {
 	if sc.size-pos < record.HeaderSize {
 		return h, n, false, nil
 	}
@@ -62,7 +62,7 @@ func (sc *scanner) batch(pos, log int64) (h record.BatchHeader, n notice, ok boo
 		return h, n, false, err
 	}
 	h, perr := record.ParseHeader(b)
-	if perr != nil || h.Size() > sc.size-pos || h.BaseOffset < log {
+	if perr != nil || h.Size() > sc.size-pos || h.BaseOffset < log || !gap && h.BaseOffset > log {
 		return h, n, false, nil
 	}
 	if !sc.verify && !maybeInternal(h) {
@@ -132,11 +132,11 @@ func (sc *scanner) segment(baseLog, baseKafka int64, a anchor) (*scanned, error)
 		res.t, res.nextKafka, unsure = shifted, kafka, -1
 	}
 	for pos < sc.size && (sc.limit == 0 || res.nextLog < sc.limit) {
-		h, n, ok, err := sc.batch(pos, res.nextLog)
+		h, n, ok, err := sc.batch(pos, res.nextLog, false)
 		if err != nil {
 			return nil, err
 		}
-		if ok && unsure < 0 && n.kind != 0 && n.nextKafka != h.BaseOffset-res.nextLog+res.nextKafka {
+		if ok && unsure < 0 && n.kind != 0 && n.nextKafka != res.nextKafka {
 			ok = false // a sound batch, but not of this place
 		}
 		if !ok {
@@ -149,7 +149,7 @@ func (sc *scanner) segment(baseLog, baseKafka int64, a anchor) (*scanned, error)
 			}
 			res.holes = append(res.holes, hole{log: res.nextLog, kafka: res.nextKafka, pos: pos, end: next})
 			res.indexer.hole(res.nextLog, res.nextKafka, pos)
-			h, _, _, err := sc.batch(next, res.nextLog)
+			h, _, _, err := sc.batch(next, res.nextLog, true)
 			if err != nil {
 				return nil, err
 			}
@@ -162,9 +162,6 @@ func (sc *scanner) segment(baseLog, baseKafka int64, a anchor) (*scanned, error)
 			pos = next
 			continue
 		}
-		// A gap in log offsets is one of compaction: no internal batch is in it.
-		res.nextKafka += h.BaseOffset - res.nextLog
-		res.nextLog = h.BaseOffset
 		if unsure >= 0 && n.kind != 0 {
 			settle(n.nextKafka)
 		}
@@ -214,10 +211,11 @@ func (sc *scanner) resync(pos, log int64) (int64, error) {
 	if b, err := sc.header(pos); err != nil {
 		return 0, err
 	} else if h, perr := record.ParseHeader(b); perr == nil && h.Size() < sc.size-pos {
-		if _, _, ok, err := sc.batch(pos+h.Size(), log); ok || err != nil {
+		if ok, err := sc.plausible(pos+h.Size(), log, h.Size()); ok || err != nil {
 			return pos + h.Size(), err
 		}
 	}
+	start := pos
 	for pos++; sc.size-pos >= record.HeaderSize; pos++ {
 		window, err := sc.at(pos, min(scanWindow, sc.size-pos))
 		if err != nil {
@@ -229,11 +227,23 @@ func (sc *scanner) resync(pos, log int64) (int64, error) {
 			continue
 		}
 		pos += int64(i)
-		if _, _, ok, err := sc.batch(pos, log); ok || err != nil {
+		if ok, err := sc.plausible(pos, log, pos-start); ok || err != nil {
 			return pos, err
 		}
 	}
 	return -1, nil
+}
+
+// plausible reports whether there is a batch at pos behind skipped bad bytes. Its
+// base offset is not under its CRC, so it must either be no further away than the
+// bytes before it can account for, or lead to another batch or to the end.
+func (sc *scanner) plausible(pos, log, skipped int64) (bool, error) {
+	h, _, ok, err := sc.batch(pos, log, true)
+	if !ok || err != nil || h.BaseOffset-log <= skipped || pos+h.Size() == sc.size {
+		return ok, err
+	}
+	_, _, ok, err = sc.batch(pos+h.Size(), h.NextOffset(), false)
+	return ok, err
 }
 
 // header gives the bytes of a header at pos, fewer at the end of the file.
