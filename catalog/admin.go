@@ -28,7 +28,7 @@ func (c *Catalog) CreateTopic(ctx context.Context, name string, partitions int32
 
 func (c *Catalog) create(name string, partitions int32, configs map[string]string) (*Topic, <-chan struct{}, error) {
 	bad := &InvalidError{}
-	if err := CheckTopicName(name); err != nil {
+	if err := checkTopicName(name); err != nil {
 		bad.add("name", err.Error())
 	}
 	if partitions < 1 || partitions > maxPartitions {

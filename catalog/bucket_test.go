@@ -185,7 +185,8 @@ func TestLocalTopicsServeWithoutTheStore(t *testing.T) {
 	n := newNode(t, b)
 	c := n.start()
 	known(t, c)
-	create(t, c, "t", 1, nil)
+	// Before it has a log of its own, a partition has to ask the bucket.
+	serving(t, create(t, c, "t", 1, nil), 0)
 	stop(t, c)
 	failing(b, objstore.ErrDenied, everything)
 	c = n.start()

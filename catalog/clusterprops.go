@@ -20,31 +20,31 @@ const (
 // clusterTable holds every cluster property. All of them are live.
 var clusterTable = table{
 	{
-		Name: propIndexEnabled, Kind: Bool, Default: "false",
+		Name: propIndexEnabled, Kind: boolKind, Default: "false",
 		Doc: "Switch over the indexes of all topics. Off: lookups answer 404 `topic not indexed`; the topics keep their own setting, and their indexes go on being maintained.",
 	},
 	{
-		Name: propRemoteRead, Kind: Bool, Default: "false",
+		Name: propRemoteRead, Kind: boolKind, Default: "false",
 		Doc: "Whether a lookup below the local start may read the bucket. Off: such keys answer 404 `record only available in tiered storage`, also when the chunk is in the cache, and the bucket sees no request.",
 	},
 	{
-		Name: propLookupTimeout, Kind: Int, Unit: "ms", Default: "5000", Min: 10, Max: 600_000,
+		Name: propLookupTimeout, Kind: intKind, Unit: "ms", Default: "5000", Min: 10, Max: 600_000,
 		Doc: "Deadline of a lookup, from its arrival, store reads and their repetitions included.",
 	},
 	{
-		Name: propRemoteReads, Kind: Int, Default: "64", Min: 1, Max: 65536,
+		Name: propRemoteReads, Kind: intKind, Default: "64", Min: 1, Max: 65536,
 		Doc: "How many store reads may run at once for lookups. Beyond it a lookup answers 503.",
 	},
 	{
-		Name: propCacheSize, Kind: Int, Unit: "bytes", Default: "268435456", Min: 0, Max: 1 << 40,
+		Name: propCacheSize, Kind: intKind, Unit: "bytes", Default: "268435456", Min: 0, Max: 1 << 40,
 		Doc: "Memory for chunks read from the bucket. 0 keeps none.",
 	},
 	{
-		Name: propChunkSize, Kind: Int, Unit: "bytes", Default: "65536", Min: 16 << 10, Max: 8 << 20,
+		Name: propChunkSize, Kind: intKind, Unit: "bytes", Default: "65536", Min: 16 << 10, Max: 8 << 20,
 		Doc: "Target size of a chunk, the unit of a store read. Applies to segments uploaded from now on; uploaded ones keep their chunks.",
 	},
 	{
-		Name: propGCGrace, Kind: Int, Unit: "ms", Default: "3600000", Min: 1000, Max: math.MaxInt64 / int64(time.Millisecond),
+		Name: propGCGrace, Kind: intKind, Unit: "ms", Default: "3600000", Min: 1000, Max: math.MaxInt64 / int64(time.Millisecond),
 		Doc: "How long an object that is no longer needed (of a deleted topic, or replaced) stays in the bucket. Not shorter than the lookup deadline, because a lookup may still be reading it.",
 	},
 }
@@ -103,7 +103,7 @@ func (t table) schema(store bool) map[string]PropertySchema {
 			Type: p.Kind.String(), Unit: p.Unit, Default: p.typed(p.defaultValue(store)),
 			Unlimited: p.Unlimited, Values: p.Values, Description: p.Doc,
 		}
-		if p.Kind == Int {
+		if p.Kind == intKind {
 			s.Minimum, s.Maximum = &p.Min, &p.Max
 		}
 		out[p.Name] = s

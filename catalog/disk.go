@@ -200,7 +200,7 @@ func (d disk) topics(deleted map[string]*topicData) ([]localTopic, error) {
 	}
 	var out []localTopic
 	for _, name := range names {
-		if CheckTopicName(name) != nil {
+		if checkTopicName(name) != nil {
 			continue
 		}
 		ids, err := d.list(d.path(topicsDir, name))

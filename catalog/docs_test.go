@@ -58,9 +58,9 @@ func (t table) markdown() string {
 		}
 		allowed := "`" + strings.Join(p.Values, "`, `") + "`"
 		switch p.Kind {
-		case Bool:
+		case boolKind:
 			allowed = "`true`, `false`"
-		case Int:
+		case intKind:
 			allowed = strings.TrimPrefix(strings.Replace(p.bounds(), p.unitSuffix(), "", 1), "from ")
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", p.Name, p.Kind, p.Unit, def, allowed, p.Doc)

@@ -178,7 +178,7 @@ type topicData struct {
 const maxPartitions = 10_000
 
 func (t *topicData) validate() error {
-	if err := CheckTopicName(t.Name); err != nil {
+	if err := checkTopicName(t.Name); err != nil {
 		return fmt.Errorf("name %w", err)
 	}
 	if err := checkID("id", t.ID); err != nil {

@@ -18,22 +18,27 @@ const gatePatience = 5 * time.Second
 // has the topic's description. Without it an empty disk could find segments
 // whose topic nobody can name, or a wrong URL fill a stranger's bucket.
 type gate struct {
-	remote *remote
-	once   sync.Once
-	ready  chan struct{}
+	trouble func() error // why the gate is not open, if that is known
+	once    sync.Once
+	ready   chan struct{}
 }
 
-func newGate(r *remote) *gate { return &gate{remote: r, ready: make(chan struct{})} }
+func newGate(trouble func() error) *gate { return &gate{trouble: trouble, ready: make(chan struct{})} }
 
 func (g *gate) open() { g.once.Do(func() { close(g.ready) }) }
 
-// pass waits for the gate. The error is what keeps it shut, and always an
-// objstore.ErrUnavailable: opening it is this process's own business.
+// pass waits for the gate, but not while the bucket is known to be in trouble: a
+// thousand partitions that start would all wait. The error is what keeps it
+// shut, and always an objstore.ErrUnavailable, because opening it is this
+// process's own business.
 func (g *gate) pass(ctx context.Context) error {
 	select {
 	case <-g.ready:
 		return nil
 	default:
+	}
+	if err := g.trouble(); err != nil {
+		return fmt.Errorf("%w: %w", objstore.ErrUnavailable, err)
 	}
 	timer := time.NewTimer(gatePatience)
 	defer timer.Stop()
@@ -42,9 +47,6 @@ func (g *gate) pass(ctx context.Context) error {
 		return nil
 	case <-timer.C:
 	case <-ctx.Done():
-	}
-	if err, _ := g.remote.trouble(); err != nil {
-		return fmt.Errorf("%w: %w", objstore.ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: the topic's description is not in the bucket yet", objstore.ErrUnavailable)
 }

@@ -106,6 +106,13 @@ func (k *keeper) trouble() (waiting int, err error) {
 	return len(k.work), k.err
 }
 
+// storeTrouble is why a topic's description may not be in the bucket.
+func (c *Catalog) storeTrouble() error {
+	err, _ := c.remote.trouble()
+	_, kept := c.keeper.trouble()
+	return errors.Join(err, kept)
+}
+
 // keep is the keeper's goroutine. It begins once the bucket has proved to be
 // ours.
 func (c *Catalog) keep() {

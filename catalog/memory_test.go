@@ -54,7 +54,11 @@ func TestThousandPartitionsIdle(t *testing.T) {
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		rss := residentBytes(t)
-		t.Logf("%s: resident %d MiB, heap in use %d MiB, %d goroutines", when, rss>>20, m.HeapInuse>>20, runtime.NumGoroutine())
+		files, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: resident %d MiB, heap in use %d MiB, %d goroutines, %d open files", when, rss>>20, m.HeapInuse>>20, runtime.NumGoroutine(), len(files))
 		if rss > limit {
 			t.Errorf("%s: resident memory is %d MiB, limit %d MiB", when, rss>>20, limit>>20)
 		}

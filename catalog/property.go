@@ -10,32 +10,32 @@ import (
 	"strings"
 )
 
-// Kind is the type of a property's value.
-type Kind uint8
+// kind is the type of a property's value.
+type kind uint8
 
 const (
-	// Bool is true or false.
-	Bool Kind = iota
-	// Int is a whole number of the property's unit.
-	Int
-	// Enum is one of the property's values.
-	Enum
-	// List is a set of the property's values, written with commas.
-	List
+	// boolKind is true or false.
+	boolKind kind = iota
+	// intKind is a whole number of the property's unit.
+	intKind
+	// enumKind is one of the property's values.
+	enumKind
+	// listKind is a set of the property's values, written with commas.
+	listKind
 )
 
 // String returns the name that the schema route and the documentation use.
-func (k Kind) String() string {
+func (k kind) String() string {
 	return [...]string{"bool", "integer", "string", "list"}[k]
 }
 
-// Property describes one switch or setting. The two tables of them (cluster
+// property describes one switch or setting. The two tables of them (cluster
 // and topic) are the only place that knows names, bounds and defaults:
 // validation, the schema route, describe and docs/configuration.md come from
 // there.
-type Property struct {
+type property struct {
 	Name string
-	Kind Kind
+	Kind kind
 	// Unit of an Int: "bytes", "ms", or empty for a count.
 	Unit string
 	// Default is in canonical form, as if a user had set it.
@@ -54,7 +54,7 @@ type Property struct {
 }
 
 // defaultValue returns the value that holds while nobody has set one.
-func (p *Property) defaultValue(store bool) string {
+func (p *property) defaultValue(store bool) string {
 	if store && p.StoreDefault != "" {
 		return p.StoreDefault
 	}
@@ -63,13 +63,13 @@ func (p *Property) defaultValue(store bool) string {
 
 // canonical checks v, which comes from outside as a string or as a JSON value,
 // and returns the one spelling in which the value is kept.
-func (p *Property) canonical(v any) (string, error) {
+func (p *property) canonical(v any) (string, error) {
 	switch p.Kind {
-	case Bool:
+	case boolKind:
 		return p.canonicalBool(v)
-	case Int:
+	case intKind:
 		return p.canonicalInt(v)
-	case List:
+	case listKind:
 		return p.canonicalList(v)
 	default:
 		s, ok := v.(string)
@@ -80,7 +80,7 @@ func (p *Property) canonical(v any) (string, error) {
 	}
 }
 
-func (p *Property) canonicalBool(v any) (string, error) {
+func (p *property) canonicalBool(v any) (string, error) {
 	switch v := v.(type) {
 	case bool:
 		return strconv.FormatBool(v), nil
@@ -93,7 +93,7 @@ func (p *Property) canonicalBool(v any) (string, error) {
 	return "", fmt.Errorf("must be true or false")
 }
 
-func (p *Property) canonicalInt(v any) (string, error) {
+func (p *property) canonicalInt(v any) (string, error) {
 	n, ok := wholeNumber(v)
 	if !ok {
 		return "", fmt.Errorf("must be a whole number%s", p.unitSuffix())
@@ -137,7 +137,7 @@ func wholeNumber(v any) (int64, bool) {
 	return 0, false
 }
 
-func (p *Property) canonicalList(v any) (string, error) {
+func (p *property) canonicalList(v any) (string, error) {
 	var items []string
 	switch v := v.(type) {
 	case string:
@@ -166,7 +166,7 @@ func (p *Property) canonicalList(v any) (string, error) {
 }
 
 // bounds renders the permitted range of an Int for messages and documents.
-func (p *Property) bounds() string {
+func (p *property) bounds() string {
 	var s string
 	switch {
 	case p.Max == math.MaxInt64:
@@ -181,7 +181,7 @@ func (p *Property) bounds() string {
 	return s
 }
 
-func (p *Property) unitSuffix() string {
+func (p *property) unitSuffix() string {
 	if p.Unit == "" {
 		return ""
 	}
@@ -189,11 +189,11 @@ func (p *Property) unitSuffix() string {
 }
 
 // typed returns a canonical value as the JSON type that fits the property.
-func (p *Property) typed(canonical string) any {
+func (p *property) typed(canonical string) any {
 	switch p.Kind {
-	case Bool:
+	case boolKind:
 		return canonical == "true"
-	case Int:
+	case intKind:
 		// canonical came out of canonicalInt, so it is a number.
 		n, _ := strconv.ParseInt(canonical, 10, 64)
 		return n
@@ -203,9 +203,9 @@ func (p *Property) typed(canonical string) any {
 }
 
 // table is a set of properties with their order of documentation.
-type table []Property
+type table []property
 
-func (t table) find(name string) *Property {
+func (t table) find(name string) *property {
 	for i := range t {
 		if t[i].Name == name {
 			return &t[i]
@@ -295,7 +295,7 @@ func (t table) check(o overrides) error {
 	return nil
 }
 
-func (o overrides) get(p *Property, store bool) string {
+func (o overrides) get(p *property, store bool) string {
 	if v, ok := o[p.Name]; ok {
 		return v
 	}

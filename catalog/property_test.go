@@ -99,7 +99,7 @@ func TestTablesAgreeWithThemselves(t *testing.T) {
 					t.Errorf("%s: its default %q is not canonical: %q, %v", p.Name, d, c, err)
 				}
 			}
-			if p.Kind != Int && (p.Unit != "" || p.Unlimited || p.Min != 0 || p.Max != 0) {
+			if p.Kind != intKind && (p.Unit != "" || p.Unlimited || p.Min != 0 || p.Max != 0) {
 				t.Errorf("%s has bounds and is no number", p.Name)
 			}
 		}
@@ -163,12 +163,12 @@ func TestEditSetsAndRemoves(t *testing.T) {
 
 func TestTopicNames(t *testing.T) {
 	for _, name := range []string{"x", "x.tmp", "x.part", "a.b_c-D9", "...", "topics", "LOCK", strings.Repeat("n", 249)} {
-		if err := CheckTopicName(name); err != nil {
+		if err := checkTopicName(name); err != nil {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
 	for _, name := range []string{"", ".", "..", "a/b", "a b", "ä", "a\x00", "~probe", "a:b", `a\b`, "cluster.json", strings.Repeat("n", 250)} {
-		if CheckTopicName(name) == nil {
+		if checkTopicName(name) == nil {
 			t.Errorf("%q is accepted", name)
 		}
 	}

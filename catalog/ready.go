@@ -43,7 +43,7 @@ func (c *Catalog) Ready() Readiness {
 		return r
 	}
 	s := c.snap.Load()
-	var trouble storeTrouble
+	var trouble partitionTrouble
 	for _, t := range s.sorted {
 		for _, p := range t.partitions {
 			r.add(t, p)
@@ -82,14 +82,14 @@ func (r *Readiness) add(t *Topic, p *partition.Partition) {
 	}
 }
 
-// storeTrouble makes one line of what a store that is away causes in a thousand
+// partitionTrouble makes one line of what a store that is away causes in a thousand
 // partitions.
-type storeTrouble struct {
+type partitionTrouble struct {
 	first string
 	count int
 }
 
-func (s *storeTrouble) add(t *Topic, p *partition.Partition) {
+func (s *partitionTrouble) add(t *Topic, p *partition.Partition) {
 	err := p.StoreTrouble()
 	if err == nil {
 		return
@@ -100,7 +100,7 @@ func (s *storeTrouble) add(t *Topic, p *partition.Partition) {
 	s.count++
 }
 
-func (s *storeTrouble) lines() []string {
+func (s *partitionTrouble) lines() []string {
 	switch s.count {
 	case 0:
 		return nil

@@ -62,10 +62,15 @@ func (r *remote) unknown() error {
 	return ErrBucketUnknown
 }
 
-// permanent says that somebody has to change something before a repetition can
-// help.
-func permanent(err error) bool {
-	return errors.Is(err, objstore.ErrDenied) || errors.Is(err, objstore.ErrMisconfigured) || errors.Is(err, errForeign)
+// permanent gives the class of an error that somebody has to mend before a
+// repetition can help; nil: err is not of that kind.
+func permanent(err error) error {
+	for _, class := range []error{objstore.ErrDenied, objstore.ErrMisconfigured, errForeign} {
+		if errors.Is(err, class) {
+			return class
+		}
+	}
+	return nil
 }
 
 // attach finds out, for as long as it takes, whose bucket it is, what the store
@@ -76,18 +81,20 @@ func permanent(err error) bool {
 //	cluster.json ─► verified ─► probe ─► topics ─► known
 func (c *Catalog) attach() {
 	a := attacher{c: c}
-	said := ""
+	var said error // the class of the permanent error that was logged last
 	for backoff := time.Duration(0); ; {
 		err := a.run(c.ctx)
 		c.remote.set(err)
+		class := permanent(err)
 		switch {
 		case err == nil, c.ctx.Err() != nil:
 			return
-		case permanent(err):
+		case class != nil:
 			backoff = maxBackoff
-			if err.Error() != said {
+			// Not by its text, which may differ each time by a request's id.
+			if class != said {
 				c.o.Logger.Error("object store cannot be used; somebody has to mend this", "err", err)
-				said = err.Error()
+				said = class
 			}
 			if s := c.snap.Load(); len(s.byName)+len(s.broken) == 0 {
 				select {
@@ -96,7 +103,7 @@ func (c *Catalog) attach() {
 				}
 			}
 		default:
-			backoff = nextBackoff(backoff)
+			backoff, said = nextBackoff(backoff), nil
 			c.o.Logger.Warn("topics of the object store are not known yet; will try again", "err", err, "in", backoff)
 		}
 		c.pause(jitter(backoff), nil)
@@ -250,7 +257,7 @@ func (c *Catalog) discover(ctx context.Context) ([]*foundTopic, error) {
 	var found []*foundTopic
 	err := c.o.Bucket.ListPrefixes(ctx, "", func(prefix string) error {
 		name := strings.TrimSuffix(prefix, "/")
-		if CheckTopicName(name) != nil {
+		if checkTopicName(name) != nil {
 			return nil // the probe's folder, or not ours
 		}
 		return c.o.Bucket.ListPrefixes(ctx, prefix, func(prefix string) error {

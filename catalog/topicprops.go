@@ -35,80 +35,80 @@ const maxMillis = math.MaxInt64 / 1_000_000
 // topicTable holds every topic property. All of them are live.
 var topicTable = table{
 	{
-		Name: propTopicIndex, Kind: Bool, Default: "false",
+		Name: propTopicIndex, Kind: boolKind, Default: "false",
 		Doc: "Maintains the key index of the topic. Setting it to true needs the feature `kv_index`, the cluster property `kv_index_enabled` and a `cleanup.policy` with `compact`.",
 	},
 	{
-		Name: propTopicRemoteRead, Kind: Bool, Default: "false", StoreDefault: "true",
+		Name: propTopicRemoteRead, Kind: boolKind, Default: "false", StoreDefault: "true",
 		Doc: "Whether lookups of this topic may read the bucket, if the cluster allows it. The default is true where an object store is configured.",
 	},
 	{
-		Name: propTopicRemoteWrite, Kind: Bool, Default: "false", StoreDefault: "true",
+		Name: propTopicRemoteWrite, Kind: boolKind, Default: "false", StoreDefault: "true",
 		Doc: "Whether sealed segments are uploaded. The default is true where an object store is configured. Off: nothing is evicted either.",
 	},
 	{
-		Name: propCleanupPolicy, Kind: List, Default: "compact", Values: []string{"compact", "delete"},
+		Name: propCleanupPolicy, Kind: listKind, Default: "compact", Values: []string{"compact", "delete"},
 		Doc: "`compact` or `compact,delete`.",
 	},
 	{
-		Name: propCompression, Kind: Enum, Default: "producer",
+		Name: propCompression, Kind: enumKind, Default: "producer",
 		Values: []string{"producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd"},
 		Doc:    "Compression of the batches made here. `producer`: as the writer sent them, which over HTTP is uncompressed.",
 	},
 	{
-		Name: propMaxMessageBytes, Kind: Int, Unit: "bytes", Default: "8388608", Min: 1, Max: 64 << 20,
+		Name: propMaxMessageBytes, Kind: intKind, Unit: "bytes", Default: "8388608", Min: 1, Max: 64 << 20,
 		Doc: "Largest record: key, value and headers, uncompressed.",
 	},
 	{
-		Name: propFlush, Kind: Int, Unit: "ms", Default: "0", Min: 0, Max: 3_600_000,
+		Name: propFlush, Kind: intKind, Unit: "ms", Default: "0", Min: 0, Max: 3_600_000,
 		Doc: "How long a write may be answered before it is synced to disk. 0: synced before the answer. Anything else may lose the writes of that time when the machine fails.",
 	},
 	{
-		Name: propSegmentBytes, Kind: Int, Unit: "bytes", Default: "134217728", Min: 1024, Max: 1 << 30,
+		Name: propSegmentBytes, Kind: intKind, Unit: "bytes", Default: "134217728", Min: 1024, Max: 1 << 30,
 		Doc: "Size at which a segment is sealed and can be uploaded.",
 	},
 	{
-		Name: propSegmentAge, Kind: Int, Unit: "ms", Default: "1209600000", Min: 1, Max: maxMillis, Unlimited: true,
+		Name: propSegmentAge, Kind: intKind, Unit: "ms", Default: "1209600000", Min: 1, Max: maxMillis, Unlimited: true,
 		Doc: "Age at which a segment with records is sealed. -1: never by age.",
 	},
 	{
-		Name: propLocalBytes, Kind: Int, Unit: "bytes", Default: "-1", Min: 0, Max: math.MaxInt64, Unlimited: true,
+		Name: propLocalBytes, Kind: intKind, Unit: "bytes", Default: "-1", Min: 0, Max: math.MaxInt64, Unlimited: true,
 		Doc: "How many bytes a partition keeps on local disk once they are uploaded, whole segments, oldest evicted first. Also for compact-only topics. -1: no limit by size.",
 	},
 	{
-		Name: propLocalAge, Kind: Int, Unit: "ms", Default: "86400000", Min: 0, Max: maxMillis, Unlimited: true,
+		Name: propLocalAge, Kind: intKind, Unit: "ms", Default: "86400000", Min: 0, Max: maxMillis, Unlimited: true,
 		Doc: "How long an uploaded segment stays on local disk. Also for compact-only topics. -1: no limit by age.",
 	},
 	{
-		Name: propRetentionBytes, Kind: Int, Unit: "bytes", Default: "-1", Min: 0, Max: math.MaxInt64, Unlimited: true,
+		Name: propRetentionBytes, Kind: intKind, Unit: "bytes", Default: "-1", Min: 0, Max: math.MaxInt64, Unlimited: true,
 		Doc: "Size of a partition over both tiers beyond which its oldest segments are deleted; needs `delete` in `cleanup.policy`. -1: no limit.",
 	},
 	{
-		Name: propRetentionAge, Kind: Int, Unit: "ms", Default: "-1", Min: 0, Max: maxMillis, Unlimited: true,
+		Name: propRetentionAge, Kind: intKind, Unit: "ms", Default: "-1", Min: 0, Max: maxMillis, Unlimited: true,
 		Doc: "Age beyond which segments are deleted; needs `delete` in `cleanup.policy`. -1: no limit.",
 	},
 	{
-		Name: propDeleteRetention, Kind: Int, Unit: "ms", Default: "86400000", Min: 0, Max: maxMillis,
+		Name: propDeleteRetention, Kind: intKind, Unit: "ms", Default: "86400000", Min: 0, Max: maxMillis,
 		Doc: "How long a tombstone is kept, at least.",
 	},
 	{
-		Name: propCompactionLag, Kind: Int, Unit: "ms", Default: "0", Min: 0, Max: maxMillis,
+		Name: propCompactionLag, Kind: intKind, Unit: "ms", Default: "0", Min: 0, Max: maxMillis,
 		Doc: "How long a record is safe from compaction, at least.",
 	},
 	{
-		Name: propPartitioner, Kind: Enum, Default: "murmur2", Values: []string{"murmur2", "crc32", "fnv1a", "any"},
+		Name: propPartitioner, Kind: enumKind, Default: "murmur2", Values: []string{"murmur2", "crc32", "fnv1a", "any"},
 		Doc: "How a key finds its partition. `any`: lookups ask every partition, writes go by murmur2.",
 	},
 	{
-		Name: propKind, Kind: Enum, Default: "kv", Values: []string{"kv", "window", "session"},
+		Name: propKind, Kind: enumKind, Default: "kv", Values: []string{"kv", "window", "session"},
 		Doc: "What the keys of the topic are: plain keys, or keys of a window or session store.",
 	},
 	{
-		Name: propWindowSize, Kind: Int, Unit: "ms", Default: "-1", Min: 1, Max: maxMillis, Unlimited: true,
+		Name: propWindowSize, Kind: intKind, Unit: "ms", Default: "-1", Min: 1, Max: maxMillis, Unlimited: true,
 		Doc: "Size of a window of a `window` topic, which must name it.",
 	},
 	{
-		Name: propWindowRetention, Kind: Int, Unit: "ms", Default: "-1", Min: 1, Max: maxMillis, Unlimited: true,
+		Name: propWindowRetention, Kind: intKind, Unit: "ms", Default: "-1", Min: 1, Max: maxMillis, Unlimited: true,
 		Doc: "How long windows are kept for queries. -1: as long as their records.",
 	},
 }
@@ -146,11 +146,11 @@ func checkTopic(next overrides, changes []change, sw *switches, bad *InvalidErro
 	}
 }
 
-// CheckTopicName applies Kafka's rules: 1 to 249 of the letters a-z, A-Z,
+// checkTopicName applies Kafka's rules: 1 to 249 of the letters a-z, A-Z,
 // digits, '.', '_' and '-', not "." or "..". One more name is taken: the
 // object cluster.json stands beside the topics in the bucket, and a store that
 // is a folder cannot hold both a file and a folder of one name.
-func CheckTopicName(name string) error {
+func checkTopicName(name string) error {
 	switch {
 	case name == "":
 		return fmt.Errorf("must not be empty")
