@@ -52,7 +52,8 @@ type Index struct {
 	stall   stall
 	tables  tableCounts
 
-	commit sync.Mutex // serializes commits, and flushes with them
+	commit    sync.Mutex // serializes commits, and flushes with them
+	memTables int64      // bytes, as told to shared; guarded by commit
 
 	pos struct {
 		sync.Mutex
@@ -96,7 +97,7 @@ func Open(dir string, o Options) (*Index, error) {
 	if err := x.loadPosition(); err != nil {
 		return nil, errors.Join(err, x.db.Close(), lock.Close())
 	}
-	o.Shared.opened()
+	x.setMemTables(firstMemTable)
 	return x, nil
 }
 
@@ -258,7 +259,7 @@ func (x *Index) Close() error {
 
 func (x *Index) closeDB() error {
 	err := errors.Join(x.db.Close(), x.lock.Close())
-	x.shared.closed()
+	x.setMemTables(0)
 	if err != nil {
 		return fmt.Errorf("index: close %s: %w", x.dir, err)
 	}

@@ -42,10 +42,12 @@ type Shared struct {
 	files   *pebble.FileCache
 	limiter *limiter
 
-	mu      sync.Mutex
-	indexes int64
-	release func() // gives back what is set aside for memtables; see setAside
-	once    sync.Once
+	mu struct {
+		sync.Mutex
+		memTables int64  // bytes of memtables of all indexes
+		release   func() // gives back what is set aside; see setAside
+	}
+	once sync.Once
 }
 
 // memTableReserve is set aside for memtables that are not there yet. Only address
@@ -72,22 +74,27 @@ func (s *Shared) Close() {
 	})
 }
 
-func (s *Shared) opened() { s.setAside(1) }
-func (s *Shared) closed() { s.setAside(-1) }
-
-// setAside counts an index in or out. Pebble takes the memory of memtables out of
-// the block cache it shares, so a thousand idle indexes would leave a cache of
-// 256 MiB empty. The cache is therefore larger by memTableReserve, which is taken
-// out again but for the first memtable of each open index. What busy indexes need
-// beyond that does shrink the cache.
+// setAside counts memtables in or out. Pebble takes their memory out of the block
+// cache, so that a thousand idle indexes would leave a cache of 256 MiB empty, and
+// as many busy ones a larger one. The cache is therefore larger by memTableReserve,
+// and all of that which is not memtables is set aside.
 func (s *Shared) setAside(delta int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.indexes += delta
-	if s.release != nil {
-		s.release()
+	s.mu.memTables += delta
+	if s.mu.release != nil {
+		s.mu.release()
 	}
-	s.release = s.blocks.Reserve(int(memTableReserve - s.indexes*firstMemTable))
+	s.mu.release = s.blocks.Reserve(int(memTableReserve - s.mu.memTables))
+}
+
+// setMemTables tells the Shared the size of the index's memtables. The caller holds
+// x.commit, or is the only one there is.
+func (x *Index) setMemTables(size int64) {
+	if size != x.memTables {
+		x.shared.setAside(size - x.memTables)
+		x.memTables = size
+	}
 }
 
 // options returns Pebble's options for one index. What is measured, per key of 16

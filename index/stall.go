@@ -26,7 +26,8 @@ type stall struct {
 	total   atomic.Int64 // bytes committed
 	begun   atomic.Int64 // total when the running flush began
 	flushed atomic.Int64 // total when the last successful flush began
-	// crowded says that level 0 has changed since its depth was looked at.
+	// crowded says that level 0, or the memtables, have changed since Pebble was
+	// asked about them.
 	crowded atomic.Bool
 }
 
@@ -87,6 +88,7 @@ func (x *Index) waitForRoom() error {
 	}
 }
 
+// full reports whether a commit has to wait. The caller holds x.commit.
 func (x *Index) full() bool {
 	s := &x.stall
 	if s.total.Load()-s.flushed.Load() > maxBacklog {
@@ -97,6 +99,7 @@ func (x *Index) full() bool {
 		return false
 	}
 	metrics := x.db.Metrics()
+	x.setMemTables(int64(metrics.MemTable.Size + metrics.MemTable.ZombieSize))
 	if metrics.Levels[0].Sublevels < maxSublevels {
 		return false
 	}

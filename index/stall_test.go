@@ -3,6 +3,7 @@ package index
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -58,13 +59,14 @@ func TestCommitsWaitForTheDisk(t *testing.T) {
 				}
 				committed <- err
 			}()
-			// The writer stops by itself: its position no longer moves although it has
-			// not ended. It holds x.commit while it waits.
-			for !x.full() {
+			// The writer passes the limit by one batch and then waits; without the wait
+			// it would go on to the end.
+			for x.stall.total.Load() <= maxBacklog {
 				select {
 				case err := <-committed:
 					t.Fatalf("all went in: %v", err)
 				default:
+					runtime.Gosched()
 				}
 			}
 			if total := x.stall.total.Load(); total > 2*maxBacklog {
