@@ -140,7 +140,7 @@ func TestHistory(t *testing.T) {
 
 		n.stop()
 		indexes := 0
-		for _, dir := range glob(t, filepath.Join(n.dir, "*", "*", "*", "kv_index"), filepath.Join(n.dir, "*", "*", "*", "*", "kv_index")) {
+		for _, dir := range glob(t, filepath.Join(n.dir, "topics", "*", "*", "*", "kv_index")) {
 			indexes++
 			if err := os.RemoveAll(dir); err != nil {
 				t.Fatal(err)
@@ -169,17 +169,13 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-func glob(t testing.TB, patterns ...string) []string {
+func glob(t testing.TB, pattern string) []string {
 	t.Helper()
-	var found []string
-	for _, p := range patterns {
-		names, err := filepath.Glob(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		found = append(found, names...)
+	names, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return found
+	return names
 }
 
 // historyRun checks one node against the history. Offsets of the first phase

@@ -1,0 +1,339 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"keyhole/internal/s3test"
+)
+
+// TestDrain sends SIGTERM while a lookup waits for the store.
+func TestDrain(t *testing.T) {
+	s := openStore(t, "aws")
+	n := coldNode(t, s)
+	release := make(chan struct{})
+	s.proxy.SetFault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		<-release
+		next.ServeHTTP(w, r)
+	})
+	s.proxy.ResetRequests()
+	got := make(chan answer, 1)
+	go func() {
+		a, err := n.try("GET", n.kv(coldTopic, coldKey(3)), nil, nil)
+		if err != nil {
+			t.Errorf("in flight: %v", err)
+		}
+		got <- a
+	}()
+	poll(t, 10*time.Second, "the lookup reads the store", func() bool { return s.proxy.Count(s3test.Request.IsRange) == 1 })
+	n.terminate()
+	poll(t, 10*time.Second, "no new connections are taken", func() bool {
+		a, err := n.try("GET", n.kv(coldTopic, "x"), http.Header{"Connection": {"close"}}, nil)
+		return err != nil || a.status == 503
+	})
+	close(release)
+	wantValue(t, "in flight", <-got, coldValue(3), "remote")
+	if code := n.wait(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+}
+
+// TestDrainWindow: readiness goes first, and requests are served until the
+// balancer has noticed. Case 8-08.
+func TestDrainWindow(t *testing.T) {
+	n := startNode(t, nil, "--drain-window", "3s")
+	n.indexed("t", 1, nil)
+	if a := n.do("PUT", n.kv("t", "k"), nil, []byte("v")); a.status != 200 {
+		t.Fatalf("put: %v", a)
+	}
+	n.terminate()
+	poll(t, 2*time.Second, "readiness goes", func() bool {
+		return n.do("GET", n.admin+"/v1/status/ready", nil, nil).status == 503
+	})
+	a := n.do("GET", n.kv("t", "k"), http.Header{"Connection": {"close"}}, nil)
+	wantValue(t, "a new connection in the window", a, []byte("v"), "local")
+	if code := n.wait(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+}
+
+// TestDirectoryLock starts a second process on a directory in use. Case 6-14.
+func TestDirectoryLock(t *testing.T) {
+	n := startNode(t, nil)
+	n.indexed("t", 1, nil)
+	if a := n.do("PUT", n.kv("t", "k"), nil, []byte("v")); a.status != 200 {
+		t.Fatalf("put: %v", a)
+	}
+	r := runCLI(t, "", environment(nil), n.args()...)
+	if r.code != 1 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, n.dir) || r.stdout != "" {
+		t.Errorf("second process: exit %d, want 1 and one line that names the directory:\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	wantValue(t, "the first goes on", n.get("t", "k"), []byte("v"), "local")
+	n.restart()
+	wantValue(t, "after its restart", n.get("t", "k"), []byte("v"), "local")
+}
+
+// TestPortInUse: the most common reason not to start is told in one line.
+func TestPortInUse(t *testing.T) {
+	n := startNode(t, nil)
+	other := newNode(t, nil, "--listen", strings.TrimPrefix(n.data, "http://"))
+	r := runCLI(t, "", environment(nil), other.args()...)
+	if r.code != 1 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--listen") {
+		t.Errorf("exit %d, want 1 and one line about --listen:\n%s", r.code, r.stderr)
+	}
+}
+
+// TestKillLoop kills the process again and again while it takes overwrites and
+// deletions and moves segments to the bucket: what was answered is there,
+// nothing older, and no deleted key is alive. Cases 6-02, 6-03, 7-05.
+func TestKillLoop(t *testing.T) {
+	const rounds, writers, keysEach = 6, 4, 25
+	eachBackend(t, func(t *testing.T, s *store) {
+		n := startNode(t, s)
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		n.indexed("t", 2, map[string]string{"segment.bytes": "8192", "retention.local.target.bytes": "16384"})
+		n.setCluster(remoteRead, true)
+		models := make([]*killModel, writers)
+		for w := range models {
+			models[w] = newKillModel(w, keysEach, rand.New(rand.NewPCG(seed, uint64(w))))
+		}
+		for round := range rounds {
+			var wg sync.WaitGroup
+			var writes counter
+			for _, m := range models {
+				wg.Go(func() {
+					for m.write(n) {
+						writes.add(1)
+					}
+				})
+			}
+			poll(t, time.Minute, "some writes are answered", func() bool { return writes.get() >= 400 })
+			n.kill()
+			wg.Wait()
+			n.start()
+			n.waitReady()
+			for _, m := range models {
+				m.check(t, n, round)
+			}
+			if t.Failed() {
+				return
+			}
+		}
+		if st := n.status("t", 0); st.CloudSegments == 0 {
+			t.Error("nothing was uploaded: the test does not reach the bucket")
+		}
+		n.stop()
+	})
+}
+
+type counter struct {
+	mu sync.Mutex
+	n  int
+}
+
+func (c *counter) add(n int) { c.mu.Lock(); c.n += n; c.mu.Unlock() }
+func (c *counter) get() int  { c.mu.Lock(); defer c.mu.Unlock(); return c.n }
+
+// killModel is what one writer knows about its keys. A write that was cut may
+// or may not have happened.
+type killModel struct {
+	rng   *rand.Rand
+	keys  []string
+	acked map[string]string // value, "" for deleted or never written
+	cut   map[string]string // the write without an answer, if there is one
+	next  int
+}
+
+func newKillModel(writer, keys int, rng *rand.Rand) *killModel {
+	m := &killModel{rng: rng, acked: map[string]string{}, cut: map[string]string{}}
+	for i := range keys {
+		m.keys = append(m.keys, fmt.Sprintf("w%d-%d", writer, i))
+	}
+	return m
+}
+
+// write makes one write and reports whether it was answered with success.
+func (m *killModel) write(n *node) bool {
+	key := m.keys[m.rng.IntN(len(m.keys))]
+	m.next++
+	value, method := fmt.Sprintf("%d %s", m.next, strings.Repeat("x", m.rng.IntN(200))), "PUT"
+	var body any = []byte(value)
+	if m.rng.IntN(4) == 0 {
+		value, method, body = "", "DELETE", nil
+	}
+	a, err := n.try(method, n.kv("t", key), nil, body)
+	if err != nil || a.status != 200 {
+		m.cut[key] = value
+		return false
+	}
+	m.acked[key] = value
+	return true
+}
+
+// check wants the last answered value of each key, or that of the cut write,
+// which from then on counts as it was found.
+func (m *killModel) check(t *testing.T, n *node, round int) {
+	t.Helper()
+	for _, key := range m.keys {
+		a := n.get("t", key)
+		found := string(a.body)
+		if a.status == 404 && a.header.Get("X-Kv-Reason") == "key_not_found" {
+			found = ""
+		} else if a.status != 200 {
+			t.Errorf("round %d: %s: %v", round, key, a)
+			continue
+		}
+		cut, wasCut := m.cut[key]
+		if found != m.acked[key] && !(wasCut && found == cut) {
+			t.Errorf("round %d: %s is %.40q, want %.40q or the unanswered %.40q", round, key, found, m.acked[key], cut)
+		}
+		m.acked[key] = found
+	}
+	clear(m.cut)
+}
+
+// TestTornTail leaves half a batch at the end of the log. Case 7-26.
+func TestTornTail(t *testing.T) {
+	n := startNode(t, nil)
+	n.indexed("t", 1, nil)
+	put := func(key string) {
+		t.Helper()
+		if a := n.do("PUT", n.kv("t", key), nil, []byte("value of "+key)); a.status != 200 {
+			t.Fatalf("put %s: %v", key, a)
+		}
+	}
+	check := func(what string, keys ...string) {
+		t.Helper()
+		for _, key := range keys {
+			wantValue(t, what+", "+key, n.get("t", key), []byte("value of "+key), "local")
+		}
+	}
+	put("a")
+	put("b")
+	n.kill()
+	log := newestLog(t, n.dir)
+	data, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The last batch once more, all but its last bytes: a write that a crash cut.
+	at := bytes.LastIndex(data, []byte("value of b"))
+	if at < 100 {
+		t.Fatalf("%s does not hold the last record", log)
+	}
+	torn := data[at-80:]
+	f, err := os.OpenFile(log, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(torn[:len(torn)-7]); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.waitReady()
+	check("after the crash", "a", "b")
+	put("c")
+	n.restart()
+	check("after another restart", "a", "b", "c")
+}
+
+// newestLog is the last segment file of the only partition.
+func newestLog(t *testing.T, dir string) string {
+	t.Helper()
+	var last string
+	for _, name := range glob(t, filepath.Join(dir, "topics", "*", "*", "*", "log", "*.log")) {
+		if filepath.Base(name) > filepath.Base(last) {
+			last = name
+		}
+	}
+	if last == "" {
+		t.Fatal("no segment file")
+	}
+	return last
+}
+
+// TestRecreatedTopic deletes a topic and makes another of its name: nothing of
+// the old one is seen again, in either tier. Cases 3-31 and 5-15.
+func TestRecreatedTopic(t *testing.T) {
+	eachBackend(t, func(t *testing.T, s *store) {
+		n := startNode(t, s)
+		n.setCluster(remoteRead, true)
+		n.produceCold("again", 100)
+		n.evict("again", 1)
+		old := n.get("again", coldKey(2))
+		wantValue(t, "old, now cached", old, coldValue(2), "remote")
+		n.adminJSON("DELETE", "/v1/topics/again", nil, 200, nil)
+		want(t, "deleted", n.get("again", coldKey(2)), 404, "topic_not_found")
+
+		n.indexed("again", 1, nil)
+		records := make([]object, 5)
+		for i := range records {
+			records[i] = object{"key": []byte(coldKey(i)), "value": fmt.Appendf(nil, "new %d", i)}
+		}
+		if at := n.produce("again", records); at[2].offset != 2 {
+			t.Errorf("the third record has offset %d", at[2].offset)
+		}
+		want(t, "only in the old topic", n.get("again", coldKey(50)), 404, "key_not_found")
+		n.evict("again", 1)
+		for _, when := range []string{"at once", "after a restart"} {
+			a := n.get("again", coldKey(2))
+			wantValue(t, when, a, []byte("new 2"), "remote")
+			if a.header.Get("ETag") == old.header.Get("ETag") {
+				t.Errorf("%s: the ETag is that of the old topic's record at the same offset", when)
+			}
+			want(t, when+", only in the old topic", n.get("again", coldKey(50)), 404, "key_not_found")
+			n.restart()
+		}
+	})
+}
+
+// TestKeys writes and reads keys that HTTP software likes to change, hot and
+// cold. Cases 1-01, 1-04, 1-05, 1-07, 1-10, 1-11, 1-13.
+func TestKeys(t *testing.T) {
+	eachBackend(t, func(t *testing.T, s *store) {
+		n := startNode(t, s)
+		n.indexed("t", 3, nil)
+		n.setCluster(remoteRead, true)
+		targets := map[string]string{ // request target → key
+			"/kv/t/%2F%2Fhost%2Fa": "//host/a", "/kv/t//k": "/k", "/kv/t/..%2Fbar": "../bar", "/kv/t/a/../b": "a/../b",
+			"/kv/t/..": "..", "/kv/t/a%2Fb": "a/b", "/kv/t/a%2Fb/": "a/b/", "/kv/t/50%25off": "50%off",
+			"/kv/t/a%252Fb": "a%2Fb", "/kv/t/A+B": "A+B", "/kv/t/A%20B": "A B", "/kv/t/%FF%FE%80": "\xff\xfe\x80",
+			"/kv/t/%2E%2E%2Fmetrics": "../metrics",
+		}
+		for b := range 256 {
+			targets[fmt.Sprintf("/kv/t/%%%02X", b)] = string([]byte{byte(b)})
+		}
+		var records []object
+		for _, target := range sorted(targets) {
+			key := targets[target]
+			records = append(records, object{"key": []byte(key), "value": fmt.Appendf(nil, "value of %x", key)})
+		}
+		n.produce("t", records)
+		read := func(when string) {
+			for _, target := range sorted(targets) {
+				got := n.rawGET(target)
+				if !strings.HasPrefix(got, "HTTP/1.1 200 OK\r\n") || !strings.HasSuffix(got, fmt.Sprintf("\r\n\r\nvalue of %x", targets[target])) {
+					t.Errorf("%s: GET %s: %.300q", when, target, got)
+				}
+			}
+			if got := n.rawGET("/kv/t/%zz"); !strings.HasPrefix(got, "HTTP/1.1 400 ") {
+				t.Errorf("%s: malformed escape: %.100q", when, got)
+			}
+		}
+		read("hot")
+		n.evict("t", 3)
+		read("cold")
+	})
+}
