@@ -81,9 +81,12 @@ func must(t testing.TB, err error) {
 
 // valueAt reads the record at a Kafka offset, checking the CRC on the way as a
 // caller of ReadBatch has to.
-func valueAt(l *Log, offset int64) (value string, err error) {
+func valueAt(l *Log, offset int64) (string, error) {
+	return valueBy(new(record.Reader), l, offset)
+}
+
+func valueBy(r *record.Reader, l *Log, offset int64) (value string, err error) {
 	err = l.ReadBatch(offset, func(batch []byte, base int64) error {
-		var r record.Reader
 		if err := r.Reset(batch, 1<<20); err != nil {
 			return err
 		}
