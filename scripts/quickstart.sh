@@ -38,8 +38,8 @@ keyhole config set kv_index_enabled true | expect 'kv_index_enabled = true'
 keyhole topic create prices -c redpanda.kv.index.enabled=true -c segment.bytes=65536 | expect 'created topic prices'
 
 step "write"
-curl -sS -i -X PUT --data-binary '2.49' "$URL/kv/prices/apple" | expect '200 OK' 'X-Kv-Offset: 0'
-seq 1 5000 | awk '{printf "{\"key\":\"item-%d\",\"value\":{\"eur\":%d.99}}\n", $1, $1}' | keyhole produce prices | expect 'produced 5000 records'
+seq 0 4999 | awk '{printf "{\"key\":\"item-%d\",\"value\":{\"eur\":%d.99}}\n", $1, $1}' | keyhole produce prices | expect 'produced 5000 records'
+curl -sS -i -X PUT --data-binary '2.49' "$URL/kv/prices/apple" | expect '200 OK' 'X-Kv-Offset: 5000'
 
 step "hot"
 curl -sS -i "$URL/kv/prices/apple" | expect '200 OK' 'X-Kv-Source: local' '2.49'

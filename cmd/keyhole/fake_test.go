@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -38,8 +39,12 @@ type fakeRecord struct {
 	Headers    json.RawMessage
 }
 
-func newFakeNode(t *testing.T, partitions int) *fakeNode {
+// newFakeNode starts one; misbehave sets before and verdict.
+func newFakeNode(t *testing.T, partitions int, misbehave ...func(*fakeNode)) *fakeNode {
 	f := &fakeNode{partitions: partitions, inFlight: make(map[int]int)}
+	for _, m := range misbehave {
+		m(f)
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /topics/{topic}", f.produce)
 	mux.HandleFunc("GET /v1/topics/{topic}", func(w http.ResponseWriter, _ *http.Request) {
@@ -48,6 +53,19 @@ func newFakeNode(t *testing.T, partitions int) *fakeNode {
 	f.Server = httptest.NewServer(mux)
 	t.Cleanup(f.Close)
 	return f
+}
+
+// records are those that it has accepted so far.
+func (f *fakeNode) records() []fakeRecord {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.got)
+}
+
+func (f *fakeNode) requestCount() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.requests
 }
 
 func (f *fakeNode) env() []string {

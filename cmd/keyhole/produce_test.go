@@ -102,7 +102,7 @@ func TestProduceOrder(t *testing.T) {
 		r.want(t, exitDone, `"records":5000`, "")
 		f.checkOrder(t, 5000)
 		f.checkFinal(t, input)
-		if partitions > 1 && f.requests < 2 {
+		if partitions > 1 && f.requestCount() < 2 {
 			t.Errorf("%d partitions: everything in one request", partitions)
 		}
 	}
@@ -169,21 +169,22 @@ func TestProduceForms(t *testing.T) {
 		{Key: "", Value: "zero-length key"},
 		{Key: "h", Value: "v"},
 	}
-	if len(f.got) != len(want) {
-		t.Fatalf("got %d records, want %d", len(f.got), len(want))
+	got := f.records()
+	if len(got) != len(want) {
+		t.Fatalf("got %d records, want %d", len(got), len(want))
 	}
 	for i, w := range want {
-		g := f.got[i]
+		g := got[i]
 		if g.Key != w.Key || g.Value != w.Value || g.Null != w.Null {
 			t.Errorf("record %d: got %+v, want %+v", i, g, w)
 		}
 	}
-	if ts := f.got[0].Timestamp; ts == nil || *ts != 1700000000123 {
+	if ts := got[0].Timestamp; ts == nil || *ts != 1700000000123 {
 		t.Errorf("timestamp is %v", ts)
 	}
 	const headers = `[{"name":"a","value":"eA=="},{"name":"a","value":null},{"name":"b","value":"/w=="}]`
-	if got := string(f.got[6].Headers); got != headers {
-		t.Errorf("headers are %s", got)
+	if h := string(got[6].Headers); h != headers {
+		t.Errorf("headers are %s", h)
 	}
 }
 
@@ -199,24 +200,26 @@ func TestProduceBadLine(t *testing.T) {
 
 // case 1-23: records that the node refuses are named, and the exit code says so.
 func TestProduceRefused(t *testing.T) {
-	f := newFakeNode(t, 1)
-	f.verdict = func(_ int, r fakeRecord) int {
-		if r.Key == "bad" {
-			return 42208
+	f := newFakeNode(t, 1, func(f *fakeNode) {
+		f.verdict = func(_ int, r fakeRecord) int {
+			if r.Key == "bad" {
+				return 42208
+			}
+			return 0
 		}
-		return 0
-	}
+	})
 	input := ndjson(10, 3) + "{\"key\":\"bad\",\"value\":\"\"}\n" + ndjson(10, 3)
 	r := keyhole(t, f.env(), strings.NewReader(input), "produce", "t", "--json")
 	r.want(t, exitFailed, `"topic":"t"`, "stdin: line 11: refused: fake refusal (42208)")
-	if len(f.got) < 10 {
-		t.Errorf("only %d records were written", len(f.got))
+	if n := len(f.records()); n < 10 {
+		t.Errorf("only %d records were written", n)
 	}
 }
 
 func TestProduceManyRefused(t *testing.T) {
-	f := newFakeNode(t, 1)
-	f.verdict = func(int, fakeRecord) int { return 42208 }
+	f := newFakeNode(t, 1, func(f *fakeNode) {
+		f.verdict = func(int, fakeRecord) int { return 42208 }
+	})
 	path := filepath.Join(t.TempDir(), "in")
 	if err := os.WriteFile(path, []byte(ndjson(20_000, 3)), 0o600); err != nil {
 		t.Fatal(err)
@@ -226,8 +229,8 @@ func TestProduceManyRefused(t *testing.T) {
 	if n := strings.Count(r.err, "\n"); n > maxRefused+2 {
 		t.Errorf("%d lines of messages", n)
 	}
-	if f.requests > 4 {
-		t.Errorf("%d requests after the first refusal", f.requests)
+	if f.requestCount() > 4 {
+		t.Errorf("%d requests after the first refusal", f.requestCount())
 	}
 }
 
@@ -266,8 +269,7 @@ func TestProduceRetries(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFakeNode(t, 2)
-			f.before = before
+			f := newFakeNode(t, 2, func(f *fakeNode) { f.before = before })
 			input := ndjson(3000, 20)
 			r := keyhole(t, f.env(), strings.NewReader(input), "produce", "t", "--json")
 			r.want(t, exitDone, `"records":3000`, "")
@@ -280,13 +282,14 @@ func TestProduceRetries(t *testing.T) {
 // Some records of a request have to be sent again while later ones are already
 // in: all from the first one on are, so that the newest value still comes last.
 func TestProducePartialRetry(t *testing.T) {
-	f := newFakeNode(t, 1)
-	f.verdict = func(n int, r fakeRecord) int {
-		if n <= 6 && strings.HasSuffix(r.Value, "3") {
-			return retriable
+	f := newFakeNode(t, 1, func(f *fakeNode) {
+		f.verdict = func(n int, r fakeRecord) int {
+			if n <= 6 && strings.HasSuffix(r.Value, "3") {
+				return retriable
+			}
+			return 0
 		}
-		return 0
-	}
+	})
 	input := ndjson(900, 5)
 	r := keyhole(t, f.env(), strings.NewReader(input), "produce", "t", "--json")
 	r.want(t, exitDone, `"records":900`, "")
@@ -294,14 +297,18 @@ func TestProducePartialRetry(t *testing.T) {
 }
 
 func TestProduceGivesUp(t *testing.T) {
-	f := newFakeNode(t, 1)
-	f.before = func(http.ResponseWriter, int, []fakeRecord) int { return http.StatusServiceUnavailable }
+	always := func(status int) func(*fakeNode) {
+		return func(f *fakeNode) {
+			f.before = func(http.ResponseWriter, int, []fakeRecord) int { return status }
+		}
+	}
+	f := newFakeNode(t, 1, always(http.StatusServiceUnavailable))
 	r := keyhole(t, f.env(), strings.NewReader(ndjson(10, 5)), "produce", "t", "--retry-timeout", "300ms")
 	r.want(t, exitFailed, "produced 0 records", "given up after 300ms: fake trouble 503")
-	if f.requests < 2 {
-		t.Errorf("%d requests", f.requests)
+	if f.requestCount() < 2 {
+		t.Errorf("%d requests", f.requestCount())
 	}
-	f.before = func(http.ResponseWriter, int, []fakeRecord) int { return http.StatusNotFound }
+	f = newFakeNode(t, 1, always(http.StatusNotFound))
 	r = keyhole(t, f.env(), strings.NewReader(ndjson(10, 5)), "produce", "t")
 	r.want(t, exitFailed, "produced 0 records", "fake trouble 404")
 }
@@ -312,21 +319,22 @@ func TestProduceLongLine(t *testing.T) {
 	value := strings.Repeat("v", 5<<20)
 	input := "{\"key\":\"a\",\"value\":\"1\"}\n{\"key\":\"long\",\"value\":\"" + value + "\"}\n{\"key\":\"b\",\"value\":\"2\"}"
 	keyhole(t, f.env(), strings.NewReader(input), "produce", "t").want(t, exitDone, "produced 3 records", "")
-	if len(f.got) != 3 || f.got[1].Value != value || f.got[2].Value != "2" {
+	if got := f.records(); len(got) != 3 || got[1].Value != value || got[2].Value != "2" {
 		t.Error("records differ")
 	}
 }
 
 // A pipe that stays open is passed on record by record.
 func TestProduceFromPipe(t *testing.T) {
-	f := newFakeNode(t, 1)
 	arrived := make(chan string, 10)
-	f.before = func(_ http.ResponseWriter, _ int, records []fakeRecord) int {
-		for _, r := range records {
-			arrived <- r.Key
+	f := newFakeNode(t, 1, func(f *fakeNode) {
+		f.before = func(_ http.ResponseWriter, _ int, records []fakeRecord) int {
+			for _, r := range records {
+				arrived <- r.Key
+			}
+			return 0
 		}
-		return 0
-	}
+	})
 	r, w := io.Pipe()
 	go func() {
 		for _, key := range []string{"a", "b", "c"} {
