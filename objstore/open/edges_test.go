@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"keyhole/internal/s3test"
 	"keyhole/objstore"
@@ -186,6 +187,27 @@ func TestNoLogLines(t *testing.T) {
 		}
 		if out, err := io.ReadAll(r); err != nil || len(out) != 0 {
 			t.Errorf("standard error: %q, %v", out, err)
+		}
+	})
+}
+
+// A failure is reported when it happens: neither library pauses behind it.
+func TestFailuresAreQuick(t *testing.T) {
+	const calls = 40
+	eachClient(t, func(t *testing.T, client string) {
+		stub, b, _ := faulty(t, client, open.Options{Retry: objstore.RetryOptions{Repeats: -1}})
+		stub.SetFault(refuse(http.StatusServiceUnavailable, "SlowDown"))
+		start := time.Now()
+		for range calls {
+			_, err := b.ReadRange(t.Context(), "seg.log", 0, 1)
+			wantIs(t, err, objstore.ErrUnavailable)
+		}
+		// minio-go pauses 100 ms on average.
+		if took := time.Since(start); took > calls*50*time.Millisecond {
+			t.Errorf("%d calls took %v", calls, took)
+		}
+		if n := stub.Count(nil); n != calls {
+			t.Errorf("%d requests for %d calls", n, calls)
 		}
 	})
 }

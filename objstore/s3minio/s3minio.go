@@ -75,8 +75,9 @@ func (b *Bucket) ReadRange(ctx context.Context, key string, off, n int64) ([]byt
 	}
 	var o minio.GetObjectOptions
 	o.Set("Range", s3conn.RangeHeader(off, n))
-	ctx, reply := s3conn.WithReply(ctx)
-	body, _, _, err := b.client.GetObject(ctx, b.target.Bucket, b.keys.Full(key), o)
+	one, reply, end := s3conn.WithOneReply(ctx)
+	defer end()
+	body, _, _, err := b.client.GetObject(one, b.target.Bucket, b.keys.Full(key), o)
 	if err != nil {
 		return nil, b.target.Error(ctx, op, key, reply, err)
 	}
@@ -102,8 +103,9 @@ func (b *Bucket) get(ctx context.Context, key, unless string, maxBytes int64, in
 	if unless != "" {
 		o.Set("If-None-Match", unless)
 	}
-	ctx, reply := s3conn.WithReply(ctx)
-	body, _, _, err := b.client.GetObject(ctx, b.target.Bucket, b.keys.Full(key), o)
+	one, reply, end := s3conn.WithOneReply(ctx)
+	defer end()
+	body, _, _, err := b.client.GetObject(one, b.target.Bucket, b.keys.Full(key), o)
 	if err != nil {
 		return nil, "", b.target.Error(ctx, op, key, reply, err)
 	}
@@ -139,8 +141,9 @@ func (b *Bucket) Put(ctx context.Context, key string, body io.ReadSeeker, size i
 	if cond.IfNoneMatch {
 		o.SetMatchETagExcept("*")
 	}
-	ctx, reply := s3conn.WithReply(ctx)
-	if _, err := b.client.PutObject(ctx, b.target.Bucket, b.keys.Full(key), upload, size, "", sum, o); err != nil {
+	one, reply, end := s3conn.WithOneReply(ctx)
+	defer end()
+	if _, err := b.client.PutObject(one, b.target.Bucket, b.keys.Full(key), upload, size, "", sum, o); err != nil {
 		return "", b.target.PutError(ctx, op, key, reply, cond, err)
 	}
 	return reply.ETag(), nil
@@ -152,8 +155,9 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	if err := b.keys.Begin(op, key, objstore.ValidKey(key)); err != nil {
 		return err
 	}
-	ctx, reply := s3conn.WithReply(ctx)
-	if err := b.client.RemoveObject(ctx, b.target.Bucket, b.keys.Full(key), minio.RemoveObjectOptions{}); err != nil {
+	one, reply, end := s3conn.WithOneReply(ctx)
+	defer end()
+	if err := b.client.RemoveObject(one, b.target.Bucket, b.keys.Full(key), minio.RemoveObjectOptions{}); err != nil {
 		return s3conn.Gone(b.target.Error(ctx, op, key, reply, err))
 	}
 	return nil
@@ -190,10 +194,11 @@ func (b *Bucket) list(ctx context.Context, prefix string, recursive bool, invali
 	// The iterator ends without an error once its context is over, and goes in
 	// circles with a store that repeats a page's token. Neither may pass for a
 	// whole listing. Objects and folders ("…/") each come in order.
-	iterCtx, reply := s3conn.WithReply(ctx)
+	one, reply, end := s3conn.WithOneReply(ctx)
+	defer end()
 	noOwner := false
 	var last [2]string
-	for o := range b.client.ListObjectsIter(iterCtx, b.target.Bucket, minio.ListObjectsOptions{
+	for o := range b.client.ListObjectsIter(one, b.target.Bucket, minio.ListObjectsOptions{
 		Prefix: b.keys.Full(prefix), Recursive: recursive, FetchOwner: &noOwner,
 	}) {
 		switch {
@@ -214,7 +219,7 @@ func (b *Bucket) list(ctx context.Context, prefix string, recursive bool, invali
 			return err
 		}
 	}
-	if err := ctx.Err(); err != nil {
+	if err := one.Err(); err != nil {
 		return b.target.Error(ctx, op, prefix, reply, err)
 	}
 	return nil

@@ -23,6 +23,7 @@ type Reply struct {
 	code   string // error code of the reply's body
 	region string // where the bucket lives, if the store told
 	err    error  // why there is no reply, or why its body ended
+	failed func() // called once a request has failed, may be nil
 }
 
 type replyKey struct{}
@@ -31,6 +32,17 @@ type replyKey struct{}
 func WithReply(ctx context.Context) (context.Context, *Reply) {
 	r := &Reply{}
 	return context.WithValue(ctx, replyKey{}, r), r
+}
+
+// WithOneReply is WithReply for a library that pauses after a failed request as
+// if to repeat it, although it was told not to: the context is over as soon as
+// a request under it has failed. The caller judges by its own context, and
+// calls end when all bodies are read.
+func WithOneReply(ctx context.Context) (one context.Context, r *Reply, end func()) {
+	one, r = WithReply(ctx)
+	one, cancel := context.WithCancel(one)
+	r.failed = cancel
+	return one, r, cancel
 }
 
 // Header is the reply's header, nil while there is no reply.
@@ -54,6 +66,9 @@ func (r *Reply) set(status int, header http.Header, code, region string, err err
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.status, r.header, r.code, r.region, r.err = status, header, code, region, err
+	if r.failed != nil && (err != nil || status >= 300) {
+		r.failed()
+	}
 }
 
 func (r *Reply) setBroken(err error) {
