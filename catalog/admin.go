@@ -11,11 +11,16 @@ import (
 // closePatience bounds how long a deletion waits for the topic's partitions.
 const closePatience = 30 * time.Second
 
+// openPatience bounds how long a creation waits for the topic's partitions.
+const openPatience = 10 * time.Second
+
 // CreateTopic makes a topic: its description is durable on this disk before it
 // is opened, and in the bucket before anything else of it. If the bucket is away
 // the topic is made all the same; its segments wait for the description, which
 // is uploaded in the background. While the topics of the bucket are not known
 // no topic is made (ErrBucketUnknown), because it may exist there already.
+// It returns once the partitions have opened, so that the next write finds them
+// ready, or after openPatience.
 // Errors: *InvalidError, ErrTopicExists, ErrBucketUnknown, ErrClosed.
 func (c *Catalog) CreateTopic(ctx context.Context, name string, partitions int32, configs map[string]string) (*Topic, error) {
 	t, uploaded, err := c.create(name, partitions, configs)
@@ -23,6 +28,7 @@ func (c *Catalog) CreateTopic(ctx context.Context, name string, partitions int32
 		return nil, err
 	}
 	c.keeper.await(ctx, uploaded)
+	t.awaitOpened(ctx)
 	return t, nil
 }
 

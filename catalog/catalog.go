@@ -299,8 +299,10 @@ func (c *Catalog) TopicForWrite(ctx context.Context, name string) (*Topic, error
 		configs[propTopicIndex] = "true"
 	}
 	t, err = c.CreateTopic(ctx, name, 1, configs)
-	if errors.Is(err, ErrTopicExists) {
-		return c.Topic(name) // somebody else wrote first
+	if errors.Is(err, ErrTopicExists) { // somebody else wrote first
+		if t, err = c.Topic(name); err == nil {
+			t.awaitOpened(ctx)
+		}
 	}
 	return t, err
 }

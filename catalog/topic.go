@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -153,6 +154,20 @@ func (c *Catalog) openLocked(data *topicData, fresh bool) (*Topic, error) {
 		})
 	}
 	return t, nil
+}
+
+// awaitOpened waits until all partitions are through with their recovery, for
+// openPatience at most.
+func (t *Topic) awaitOpened(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, openPatience)
+	defer cancel()
+	for _, p := range t.partitions {
+		select {
+		case <-p.Opened():
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // configure gives the partitions the settings that follow from the topic's
