@@ -111,7 +111,8 @@ func (n *node) setCluster(name string, value any) {
 
 const remoteRead = "kv_index_remote_read_enabled"
 
-// indexed switches the index on and makes a topic that has one.
+// indexed switches the index on and makes a topic that has one; the topic takes
+// writes as soon as the answer is here.
 func (n *node) indexed(topic string, partitions int, configs map[string]string) {
 	n.t.Helper()
 	n.adminJSON("PUT", "/v1/features/kv_index", object{"state": "active"}, 200, nil)
@@ -119,7 +120,6 @@ func (n *node) indexed(topic string, partitions int, configs map[string]string) 
 	all := map[string]string{"redpanda.kv.index.enabled": "true"}
 	maps.Copy(all, configs)
 	n.adminJSON("POST", "/v1/topics", object{"name": topic, "partitions": partitions, "configs": all}, 201, nil)
-	n.waitReady()
 }
 
 // tierStatus is the body of the status route.
