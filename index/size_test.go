@@ -79,7 +79,7 @@ func TestSizeAndSpeed(t *testing.T) {
 		}
 	}
 	dir := filepath.Join(t.TempDir(), "index")
-	shared := NewShared(64<<20, 256)
+	shared := NewShared(144<<20, 256)
 	t.Cleanup(shared.Close)
 	o := Options{Shared: shared}
 	x := mustOpen(t, dir, o)
