@@ -86,11 +86,6 @@ func misused(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format, args...)}
 }
 
-// warn tells the user something that is not a result.
-func (a *app) warn(format string, args ...any) {
-	fmt.Fprintf(a.err, "keyhole: "+format+"\n", args...)
-}
-
 // exactly wants n arguments; what names them in the message.
 func exactly(n int, what string) cobra.PositionalArgs { return between(n, n, what) }
 
