@@ -38,6 +38,10 @@ type Options struct {
 	FS     vfs.FS       // nil: the file system of the operating system
 	Shared *Shared      // must outlive the index
 	Logger *slog.Logger // Pebble's messages, at level debug; nil: none
+	// ReadOnly leaves everything on disk as it is and takes no lock; the caller
+	// sees to it that nobody else has the index open. Commits fail. Where there is
+	// no directory, Open gives fs.ErrNotExist.
+	ReadOnly bool
 }
 
 // Index is an open index. It is safe for parallel use, but for its batches.
@@ -76,6 +80,12 @@ func Open(dir string, o Options) (*Index, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.ReadOnly {
+		if _, err := o.FS.Stat(dir); err != nil {
+			return nil, fmt.Errorf("index: %w", err)
+		}
+		o.FS = unlockedFS{o.FS}
 	}
 	lock, err := lockDir(o.FS, dir)
 	if err != nil {

@@ -107,6 +107,7 @@ func (x *Index) options(o Options) *pebble.Options {
 		FileCache:          o.Shared.files,
 		FormatMajorVersion: pebble.FormatNewest,
 		DisableWAL:         true,
+		ReadOnly:           o.ReadOnly,
 
 		MemTableSize:        memTableSize,
 		MaxManifestFileSize: maxManifest,

@@ -41,6 +41,13 @@ func (p *progress) add(n int64) {
 	}
 }
 
+// hide takes the bar away until the next step, to make room for a line.
+func (p *progress) hide() {
+	if p.bar != nil {
+		_ = p.bar.Clear()
+	}
+}
+
 // finish takes the bar away. It may be called more than once.
 func (p *progress) finish() {
 	if p.bar != nil {

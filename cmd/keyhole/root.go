@@ -31,6 +31,7 @@ Exit code 0: done, 1: failed, 2: called wrongly.`,
 		a.newGet(),
 		a.newConfig(),
 		a.newTier(),
+		a.newCheck(),
 		a.newHealthcheck(),
 		a.newVersion(),
 	)
