@@ -123,7 +123,7 @@ func TestRefusalIsNotAnEmptyBucket(t *testing.T) { // case 4-17
 					failing(b, kind, match)
 					n := newNode(t, b)
 					c := n.start()
-					eventually(t, "trouble noticed", func() bool { err, _ := c.remote.trouble(); return err != nil })
+					eventually(t, "trouble noticed", func() bool { _, err := c.remote.trouble(); return err != nil })
 					for _, name := range []string{"orders", "none"} {
 						if _, err := c.Topic(name); !errors.Is(err, ErrBucketUnknown) || !errors.Is(err, kind) {
 							t.Errorf("%s: %v", name, err)
@@ -169,7 +169,7 @@ func TestStoreThatComesBackIsUsed(t *testing.T) {
 	if _, err := c.Topic("t"); !errors.Is(err, ErrBucketUnknown) {
 		t.Errorf("while the store is away: %v", err)
 	}
-	eventually(t, "trouble noticed", func() bool { err, _ := c.remote.trouble(); return err != nil })
+	eventually(t, "trouble noticed", func() bool { _, err := c.remote.trouble(); return err != nil })
 	b.Before(nil)
 	known(t, c)
 	if _, err := c.Topic("t"); !errors.Is(err, ErrTopicNotFound) {
@@ -204,16 +204,22 @@ func TestTopicMadeWhileTheStoreIsAway(t *testing.T) {
 	n := newNode(t, b)
 	c := n.start()
 	known(t, c)
-	failing(b, objstore.ErrUnavailable, everything)
+	failing(b, objstore.ErrUnavailable, func(c objstoretest.Call) bool {
+		return c.Op == objstoretest.OpPut && strings.HasSuffix(c.Key, "/"+topicFile)
+	})
 	topic := create(t, c, "t", 1, nil)
 	if topicInBucket(t, b, topic) != nil {
 		t.Fatal("the description is in the bucket")
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
 	gated := &gatedBucket{Bucket: b, gate: topic.gate}
-	if _, err := gated.Put(ctx, "t/x", bytes.NewReader(nil), 0, objstore.Condition{}); !errors.Is(err, objstore.ErrUnavailable) {
+	if _, err := gated.Put(t.Context(), "t/x", bytes.NewReader(nil), 0, objstore.Condition{}); !errors.Is(err, objstore.ErrUnavailable) {
 		t.Errorf("an object of it before its description: %v", err)
+	}
+	if err := gated.Delete(t.Context(), "t/x"); !errors.Is(err, objstore.ErrUnavailable) {
+		t.Errorf("a removal before its description: %v", err)
+	}
+	if b.CountKey("t/x") != 0 {
+		t.Error("the store was asked")
 	}
 	if r := c.Ready(); len(r.Degraded) == 0 {
 		t.Errorf("readiness is %+v", r)
@@ -391,7 +397,7 @@ func TestDamagedDescriptionInTheBucket(t *testing.T) {
 	}
 	stop(t, c)
 	// Whoever has the topic on disk writes it anew.
-	c = n.start()
+	known(t, n.start())
 	eventually(t, "mended", func() bool {
 		raw, _, err := b.Inner().Get(t.Context(), key, maxDocumentBytes)
 		return err == nil && decodeDocument(key, formatTopic, raw, &topicData{}) == nil
@@ -427,17 +433,21 @@ func TestForeignBucketIsLeftAlone(t *testing.T) {
 	c = n.start()
 	known(t, c)
 	mine := create(t, c, "mine", 1, nil)
+	serving(t, mine, 0)
 	stop(t, c)
 
 	n.bucket = foreign
 	c = n.start()
-	eventually(t, "noticed", func() bool { err, _ := c.remote.trouble(); return errors.Is(err, errForeign) })
+	eventually(t, "noticed", func() bool { _, err := c.remote.trouble(); return errors.Is(err, errForeign) })
 	if _, err := c.Topic("theirs"); !errors.Is(err, ErrBucketUnknown) {
 		t.Errorf("their topic: %v", err)
 	}
-	if _, err := c.Topic("mine"); err != nil {
-		t.Errorf("my topic: %v", err)
+	again, err := c.Topic("mine")
+	if err != nil {
+		t.Fatalf("my topic: %v", err)
 	}
+	p := serving(t, again, 0)
+	eventually(t, "partition tried to write", func() bool { return errors.Is(p.StoreTrouble(), objstore.ErrUnavailable) })
 	stop(t, c)
 	if topicInBucket(t, foreign, mine) != nil {
 		t.Error("my topic was written into their bucket")
@@ -446,6 +456,48 @@ func TestForeignBucketIsLeftAlone(t *testing.T) {
 		if strings.HasPrefix(call.Key, "mine/") && (call.Op == objstoretest.OpPut || call.Op == objstoretest.OpDelete) {
 			t.Errorf("%v", call)
 		}
+	}
+}
+
+// A wrong URL is not an empty bucket, and not the loss of all segments either.
+func TestEmptiedBucketIsNotTaken(t *testing.T) {
+	n := newNode(t, objstoretest.NewFaulty(nil))
+	right := n.bucket
+	c := n.start()
+	known(t, c)
+	allOn(t, c)
+	cold(t, c, "t")
+	stop(t, c)
+
+	wrong := objstoretest.NewFaulty(nil)
+	n.bucket = wrong
+	c = n.start()
+	eventually(t, "noticed", func() bool { _, err := c.remote.trouble(); return errors.Is(err, errEmptied) })
+	topic, err := c.Topic("t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := serving(t, topic, 0)
+	if _, err := find(t, p, 7); !errors.Is(err, objstore.ErrUnavailable) {
+		t.Errorf("a cold key: %v", err)
+	}
+	stop(t, c)
+	err = wrong.Inner().List(t.Context(), "", func(o objstore.Object) error {
+		t.Errorf("object %s was written", o.Key)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	n.bucket = right
+	c = n.start()
+	known(t, c)
+	if topic, err = c.Topic("t"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := find(t, serving(t, topic, 0), 7); err != nil {
+		t.Errorf("with the right URL: %v", err)
 	}
 }
 
@@ -464,6 +516,44 @@ func TestClusterIDIsWrittenOnce(t *testing.T) {
 	}
 	if len(ids) != 1 {
 		t.Errorf("eight nodes that start at once see the ids %v", ids)
+	}
+}
+
+func TestClusterIDOfTheFasterNodeCounts(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	theirs := &clusterData{ClusterID: newID(), CreatedMS: 1}
+	raw, err := encodeDocument(formatCluster, theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Before(func(_ context.Context, c objstoretest.Call) error {
+		if c.Op == objstoretest.OpPut && c.Key == clusterObject {
+			putObject(t, b, clusterObject, raw) // they are a moment ahead
+		}
+		return nil
+	})
+	c := newNode(t, b).start()
+	known(t, c)
+	stop(t, c)
+	if c.node.ClusterID != theirs.ClusterID {
+		t.Errorf("cluster id is %s, want %s", c.node.ClusterID, theirs.ClusterID)
+	}
+}
+
+// An older topic must not stand in for one that cannot be read.
+func TestDamagedNewerTopicHidesTheOlder(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	old := &topicData{Name: "t", ID: newID(), Partitions: 1, CreatedMS: 1, Revision: 1}
+	raw, err := encodeDocument(formatTopic, old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	putObject(t, b, topicObject("t", old.ID), raw)
+	putObject(t, b, topicObject("t", newID()), raw) // says it is the old one
+	c := newNode(t, b).start()
+	known(t, c)
+	if _, err := c.Topic("t"); !errors.Is(err, record.ErrCorrupt) {
+		t.Errorf("the topic: %v", err)
 	}
 }
 
@@ -495,10 +585,9 @@ func TestStoreWithoutConditions(t *testing.T) { // case 4-26
 	stop(t, c)
 	n.bucket = forgetful{n.bucket}
 	c = n.start()
-	eventually(t, "noticed", func() bool { err, _ := c.remote.trouble(); return errors.Is(err, objstore.ErrMisconfigured) })
+	eventually(t, "noticed", func() bool { _, err := c.remote.trouble(); return errors.Is(err, objstore.ErrMisconfigured) })
 	stop(t, c)
-	c = n.start() // now told the truth
-	known(t, c)
+	known(t, n.start()) // now told the truth
 }
 
 func TestManyTopicsAreAdopted(t *testing.T) {
@@ -532,7 +621,7 @@ func TestFullDiskDoesNotLoseTopics(t *testing.T) {
 	full.on.Store(true)
 	n.fs = full
 	c = n.start()
-	eventually(t, "noticed", func() bool { err, _ := c.remote.trouble(); return err != nil })
+	eventually(t, "noticed", func() bool { _, err := c.remote.trouble(); return err != nil })
 	if _, err := c.Topic("b"); !errors.Is(err, ErrBucketUnknown) {
 		t.Errorf("a topic that does not fit: %v", err)
 	}

@@ -88,7 +88,7 @@ type Catalog struct {
 
 	snap     atomic.Pointer[snapshot]
 	switches atomic.Pointer[switches]
-	remote   remote
+	remote   *remote
 	keeper   keeper
 	failed   chan error // holds one
 	closed   atomic.Bool
@@ -135,7 +135,7 @@ func (c *Catalog) store() bool { return c.o.Bucket != nil }
 // it can do are found out in the background, see ErrBucketUnknown. A damaged
 // config.json or node.json is an error that names the file.
 func Open(ctx context.Context, o Options) (*Catalog, error) {
-	c := &Catalog{o: o, disk: disk{o.FS, o.DataDir}, gone: make(map[string]bool), failed: make(chan error, 1), start: semaphore.NewWeighted(startsAtOnce)}
+	c := &Catalog{o: o, disk: disk{o.FS, o.DataDir}, gone: make(map[string]bool), failed: make(chan error, 1), remote: newRemote(), start: semaphore.NewWeighted(startsAtOnce)}
 	var err error
 	if c.lock, err = c.disk.lock(); err != nil {
 		return nil, err
@@ -145,7 +145,6 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 	}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	c.snap.Store(&snapshot{byName: map[string]*Topic{}, broken: map[string]error{}, known: !c.store()})
-	c.remote.verified = make(chan struct{})
 	if c.store() {
 		c.keeper.kick, c.keeper.work = make(chan struct{}, 1), make(map[string]*upkeep)
 	}

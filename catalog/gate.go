@@ -14,62 +14,107 @@ import (
 // what an administrator waits for an answer about a store that is away.
 const gatePatience = 5 * time.Second
 
-// gate holds back a topic's writes until the bucket has proved to be ours and
-// has the topic's description. Without it an empty disk could find segments
-// whose topic nobody can name, or a wrong URL fill a stranger's bucket.
+// gate stands between the partitions of a topic and the bucket.
+//
+// Reads wait until the bucket has proved to be ours: in a stranger's bucket, or
+// under a wrong URL, a missing object would be taken for a lost one. Writes wait
+// until the bucket has the topic's description as well: otherwise an empty disk
+// could find segments whose topic nobody can name.
 type gate struct {
-	trouble func() error // why the gate is not open, if that is known
+	remote  *remote
+	trouble func() error // why the gate is shut, if that is known
 	once    sync.Once
-	ready   chan struct{}
+	ready   chan struct{} // closed: writes pass
 }
 
-func newGate(trouble func() error) *gate { return &gate{trouble: trouble, ready: make(chan struct{})} }
+func newGate(r *remote, trouble func() error) *gate {
+	return &gate{remote: r, trouble: trouble, ready: make(chan struct{})}
+}
 
+// open lets writes pass.
 func (g *gate) open() { g.once.Do(func() { close(g.ready) }) }
 
-// pass waits for the gate, but not while the bucket is known to be in trouble: a
-// thousand partitions that start would all wait. The error is what keeps it
-// shut, and always an objstore.ErrUnavailable, because opening it is this
-// process's own business.
-func (g *gate) pass(ctx context.Context) error {
+// pass waits for one side of the gate, but not while the bucket is known to be
+// in trouble: a thousand partitions that start would all wait. The error is what
+// keeps it shut, and always an objstore.ErrUnavailable, because opening it is
+// this process's own business.
+func (g *gate) pass(ctx context.Context, side <-chan struct{}) error {
 	select {
-	case <-g.ready:
+	case <-side:
 		return nil
 	default:
 	}
-	if err := g.trouble(); err != nil {
-		return fmt.Errorf("%w: %w", objstore.ErrUnavailable, err)
-	}
 	timer := time.NewTimer(gatePatience)
 	defer timer.Stop()
-	select {
-	case <-g.ready:
-		return nil
-	case <-timer.C:
-	case <-ctx.Done():
+	for waiting := true; waiting; {
+		news := g.remote.news()
+		if err := g.trouble(); err != nil {
+			return fmt.Errorf("%w: %w", objstore.ErrUnavailable, err)
+		}
+		select {
+		case <-side:
+			return nil
+		case <-news:
+		case <-timer.C:
+			waiting = false
+		case <-ctx.Done():
+			waiting = false
+		}
 	}
-	return fmt.Errorf("%w: the topic's description is not in the bucket yet", objstore.ErrUnavailable)
+	return fmt.Errorf("%w: it has not been checked yet whether the bucket belongs to this node and has the topic's description", objstore.ErrUnavailable)
 }
 
-// gatedBucket is the bucket as partitions of one topic get it. Reads pass: what
-// they name has the topic's id in its key, which no other bucket holds.
+// gatedBucket is the bucket as partitions of one topic get it.
 type gatedBucket struct {
 	objstore.Bucket
 	gate *gate
 }
 
-// Put is objstore.Bucket's, behind the gate.
 func (b *gatedBucket) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond objstore.Condition) (string, error) {
-	if err := b.gate.pass(ctx); err != nil {
+	if err := b.gate.pass(ctx, b.gate.ready); err != nil {
 		return "", err
 	}
 	return b.Bucket.Put(ctx, key, body, size, cond)
 }
 
-// Delete is objstore.Bucket's, behind the gate.
 func (b *gatedBucket) Delete(ctx context.Context, key string) error {
-	if err := b.gate.pass(ctx); err != nil {
+	if err := b.gate.pass(ctx, b.gate.ready); err != nil {
 		return err
 	}
 	return b.Bucket.Delete(ctx, key)
+}
+
+func (b *gatedBucket) ReadRange(ctx context.Context, key string, off, n int64) ([]byte, error) {
+	if err := b.gate.pass(ctx, b.gate.remote.verified); err != nil {
+		return nil, err
+	}
+	return b.Bucket.ReadRange(ctx, key, off, n)
+}
+
+func (b *gatedBucket) Get(ctx context.Context, key string, maxBytes int64) ([]byte, string, error) {
+	if err := b.gate.pass(ctx, b.gate.remote.verified); err != nil {
+		return nil, "", err
+	}
+	return b.Bucket.Get(ctx, key, maxBytes)
+}
+
+func (b *gatedBucket) GetIfChanged(ctx context.Context, key, etag string, maxBytes int64) ([]byte, string, error) {
+	if err := b.gate.pass(ctx, b.gate.remote.verified); err != nil {
+		return nil, "", err
+	}
+	return b.Bucket.GetIfChanged(ctx, key, etag, maxBytes)
+}
+
+func (b *gatedBucket) List(ctx context.Context, prefix string, fn func(objstore.Object) error) error {
+	if err := b.gate.pass(ctx, b.gate.remote.verified); err != nil {
+		return err
+	}
+	return b.Bucket.List(ctx, prefix, fn)
+}
+
+func (b *gatedBucket) ListPrefixes(ctx context.Context, prefix string, fn func(prefix string) error) error {
+	if err := b.gate.pass(ctx, b.gate.remote.verified); err != nil {
+		return err
+	}
+	return b.Bucket.ListPrefixes(ctx, prefix, fn)
 }

@@ -17,7 +17,7 @@ import (
 
 const (
 	minBackoff = 200 * time.Millisecond
-	maxBackoff = 15 * time.Second
+	maxBackoff = 5 * time.Second
 	// putPatience and getPatience bound one small request, its repetitions in
 	// the store's own wrapper included.
 	putPatience = 20 * time.Second
@@ -108,7 +108,7 @@ func (k *keeper) trouble() (waiting int, err error) {
 
 // storeTrouble is why a topic's description may not be in the bucket.
 func (c *Catalog) storeTrouble() error {
-	err, _ := c.remote.trouble()
+	_, err := c.remote.trouble()
 	_, kept := c.keeper.trouble()
 	return errors.Join(err, kept)
 }
@@ -181,6 +181,7 @@ func (c *Catalog) keepOnce() error {
 	k.mu.Lock()
 	k.err = err
 	k.mu.Unlock()
+	c.remote.tell()
 	return err
 }
 

@@ -64,7 +64,7 @@ func (c *Catalog) Ready() Readiness {
 		r.Degraded = append(r.Degraded, fmt.Sprintf("descriptions of %d topics wait for the object store: %v", waiting, err))
 	}
 	r.Degraded = append(r.Degraded, trouble.lines()...)
-	_, notes := c.remote.trouble()
+	notes, _ := c.remote.trouble()
 	r.Degraded = append(r.Degraded, notes...)
 	r.Ready = len(r.NotReady) == 0
 	return r

@@ -23,23 +23,50 @@ const (
 	readsAtOnce = 16
 )
 
-// errForeign says that the bucket belongs to another cluster than this data
-// directory.
-var errForeign = errors.New("bucket belongs to another cluster than this data directory")
+var (
+	// errForeign says that the bucket belongs to another cluster than this
+	// data directory.
+	errForeign = errors.New("bucket belongs to another cluster than this data directory")
+	// errEmptied says that the bucket is nobody's although this directory has
+	// objects in one. Taking it would split the topics over two buckets.
+	errEmptied = errors.New("bucket has no cluster.json although this data directory has one in use: another URL is meant, or the bucket was emptied")
+)
 
 // remote is what is known of the bucket as a whole.
 type remote struct {
 	verified chan struct{} // closed once the bucket has proved to be ours
 
-	mu    sync.Mutex
-	err   error    // why the topics of the bucket are not known; nil: not asked yet, or known
-	notes []string // what an operator should know of the bucket's topics
+	mu      sync.Mutex
+	err     error         // why the topics of the bucket are not known; nil: not asked yet, or known
+	notes   []string      // what an operator should know of the bucket's topics
+	changed chan struct{} // closed and replaced when there may be new trouble
 }
 
+func newRemote() *remote {
+	return &remote{verified: make(chan struct{}), changed: make(chan struct{})}
+}
+
+// set notes why the topics are not known, and tells those who wait.
 func (r *remote) set(err error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.err = err
+	r.mu.Unlock()
+	r.tell()
+}
+
+// tell lets those look again who wait for the bucket.
+func (r *remote) tell() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// news gives a channel that is closed at the next tell.
+func (r *remote) news() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
 }
 
 func (r *remote) note(notes []string) {
@@ -48,15 +75,15 @@ func (r *remote) note(notes []string) {
 	r.notes = notes
 }
 
-func (r *remote) trouble() (err error, notes []string) {
+func (r *remote) trouble() (notes []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.err, r.notes
+	return r.notes, r.err
 }
 
 // unknown is ErrBucketUnknown with its cause, if there is one yet.
 func (r *remote) unknown() error {
-	if err, _ := r.trouble(); err != nil {
+	if _, err := r.trouble(); err != nil {
 		return fmt.Errorf("%w: %w", ErrBucketUnknown, err)
 	}
 	return ErrBucketUnknown
@@ -65,7 +92,7 @@ func (r *remote) unknown() error {
 // permanent gives the class of an error that somebody has to mend before a
 // repetition can help; nil: err is not of that kind.
 func permanent(err error) error {
-	for _, class := range []error{objstore.ErrDenied, objstore.ErrMisconfigured, errForeign} {
+	for _, class := range []error{objstore.ErrDenied, objstore.ErrMisconfigured, errForeign, errEmptied} {
 		if errors.Is(err, class) {
 			return class
 		}
@@ -78,7 +105,7 @@ func permanent(err error) error {
 // Permanent errors are repeated too, at the slowest pace: credentials and
 // settings are mended outside of this process.
 //
-//	cluster.json ─► verified ─► probe ─► topics ─► known
+//	cluster.json ─► verified: reads pass ─► probe ─► topics ─► known: writes pass
 func (c *Catalog) attach() {
 	a := attacher{c: c}
 	var said error // the class of the permanent error that was logged last
@@ -118,18 +145,15 @@ type attacher struct {
 }
 
 func (a *attacher) run(ctx context.Context) error {
-	if !a.probed {
-		if err := a.probe(ctx); err != nil {
-			return err
-		}
-		a.probed = true
-	}
 	if !a.verified {
 		if err := a.verify(ctx); err != nil {
 			return err
 		}
 		a.verified = true
 		close(a.c.remote.verified)
+	}
+	if err := a.probe(ctx); err != nil {
+		return err
 	}
 	found, err := a.c.discover(ctx)
 	if err != nil {
@@ -146,6 +170,9 @@ func (a *attacher) verify(ctx context.Context) error {
 	c := a.c
 	id, err := c.readCluster(ctx)
 	if errors.Is(err, objstore.ErrNotFound) {
+		if err := a.probe(ctx); err != nil {
+			return err
+		}
 		id, err = c.writeCluster(ctx)
 	}
 	if err != nil {
@@ -183,20 +210,18 @@ func (c *Catalog) readCluster(ctx context.Context) (id string, err error) {
 }
 
 // writeCluster makes the bucket a cluster's. Of two that try at once, one wins
-// where the store knows conditions. A directory that has seen a bucket before
-// keeps its id: the bucket was emptied, or is a new one for the old data.
+// where the store knows conditions.
 func (c *Catalog) writeCluster(ctx context.Context) (id string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, putPatience)
 	defer cancel()
 	c.mu.Lock()
-	id = c.node.ClusterID
+	seen := c.node.ClusterID
 	conditional := c.node.Conditional != nil && *c.node.Conditional
 	c.mu.Unlock()
-	if id == "" {
-		id = newID()
-	} else {
-		c.o.Logger.Warn("the bucket has no cluster.json although this directory has seen one; is it the right bucket?", "cluster_id", id)
+	if seen != "" {
+		return "", errEmptied
 	}
+	id = newID()
 	b, err := encodeDocument(formatCluster, &clusterData{ClusterID: id, CreatedMS: time.Now().UnixMilli()})
 	if err != nil {
 		return "", err
@@ -216,6 +241,9 @@ func (c *Catalog) writeCluster(ctx context.Context) (id string, err error) {
 // opened before it were told the outcome of the last start, or, where there was
 // none, the cautious answer, which works on every store.
 func (a *attacher) probe(ctx context.Context) error {
+	if a.probed {
+		return nil
+	}
 	c := a.c
 	ctx, cancel := context.WithTimeout(ctx, putPatience)
 	defer cancel()
@@ -239,6 +267,7 @@ func (a *attacher) probe(ctx context.Context) error {
 	if c.conditional && !conditional {
 		return fmt.Errorf("%w: it honoured conditional writes before and does not now; restart to go on as its only writer", objstore.ErrMisconfigured)
 	}
+	a.probed = true
 	return nil
 }
 

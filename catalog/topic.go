@@ -127,7 +127,7 @@ func (c *Catalog) openLocked(data *topicData, fresh bool) (*Topic, error) {
 	t.config.Store(config)
 	var bucket objstore.Bucket
 	if c.store() {
-		t.gate = newGate(c.storeTrouble)
+		t.gate = newGate(c.remote, c.storeTrouble)
 		bucket = &gatedBucket{Bucket: c.o.Bucket, gate: t.gate}
 	}
 	conditional := c.node.Conditional != nil && *c.node.Conditional

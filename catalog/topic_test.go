@@ -295,6 +295,26 @@ func TestDamagedTopicIsNeitherFoundNorAbsent(t *testing.T) {
 	}
 }
 
+func TestNewerOfTwoOnDiskIsServed(t *testing.T) {
+	n := newNode(t, nil)
+	c := n.start()
+	topic := create(t, c, "t", 1, nil)
+	older, newer := *topic.config.Load().data, *topic.config.Load().data
+	// Ids do not decide it: they come in the other order.
+	older.ID, older.CreatedMS, older.Partitions = strings.Repeat("f", 32), older.CreatedMS-1, 2
+	newer.ID, newer.CreatedMS, newer.Partitions = strings.Repeat("0", 32), newer.CreatedMS+1, 3
+	for _, data := range []*topicData{&older, &newer} {
+		if err := c.disk.writeTopic(data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop(t, c)
+	c = n.start()
+	if got, err := c.Topic("t"); err != nil || got.ID() != newer.ID {
+		t.Errorf("the topic: %v, %v", got, err)
+	}
+}
+
 func TestCallsAfterClose(t *testing.T) {
 	n := newNode(t, nil)
 	c := n.start()
