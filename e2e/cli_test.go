@@ -121,21 +121,11 @@ func TestCheck(t *testing.T) {
 			t.Fatalf("put: %v", a)
 		}
 		n.stop()
-		if r := runCLI(t, "", environment(s), "check", "--help"); r.code != 0 {
-			t.Skip("this program has no check yet")
-		}
-		check := func() cliResult {
-			return runCLI(t, "", environment(s), "check", "--data-dir", n.dir, "--object-store", s.url)
-		}
-		if r := check(); r.code != 0 {
-			t.Fatalf("check of a stopped gateway: exit %d\n%s%s", r.code, r.stdout, r.stderr)
-		}
+		n.mustCheck("of a stopped gateway")
 		n.start()
 		n.waitReady()
 		n.kill()
-		if r := check(); r.code != 0 {
-			t.Fatalf("check after kill -9: exit %d\n%s%s", r.code, r.stdout, r.stderr)
-		}
+		n.mustCheck("after kill -9")
 		var log string
 		for _, key := range s.objects(t) {
 			if strings.HasSuffix(key, ".log") {
@@ -148,7 +138,7 @@ func TestCheck(t *testing.T) {
 		if err := os.WriteFile(file, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if r := check(); r.code != 1 || !strings.Contains(r.stdout+r.stderr, filepath.Base(log)) {
+		if r := n.check(); r.code != 1 || !strings.Contains(r.stdout+r.stderr, filepath.Base(log)) {
 			t.Errorf("check of a damaged object: exit %d, want 1 and its name\n%s%s", r.code, r.stdout, r.stderr)
 		}
 		if r := runCLI(t, "", environment(s), "check"); r.code != 2 {

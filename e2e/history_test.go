@@ -166,6 +166,7 @@ func TestHistory(t *testing.T) {
 		r.n = fresh
 		r.phase(t, "on an empty disk", "")
 		fresh.stop()
+		fresh.mustCheck("of the disk that was empty")
 	})
 }
 

@@ -131,7 +131,8 @@ func TestKillLoop(t *testing.T) {
 		if st := n.status("t", 0); st.CloudSegments == 0 {
 			t.Error("nothing was uploaded: the test does not reach the bucket")
 		}
-		n.stop()
+		n.kill()
+		n.mustCheck("after many a kill -9")
 	})
 }
 

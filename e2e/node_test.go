@@ -233,15 +233,30 @@ func (n *node) restart() {
 	n.waitReady()
 }
 
-// cli runs a client command against the node.
+// cliResult is how a command ended.
 type cliResult struct {
 	stdout, stderr string
 	code           int
 }
 
+// cli runs a client command against the node.
 func (n *node) cli(stdin string, args ...string) cliResult {
 	n.t.Helper()
 	return runCLI(n.t, stdin, environment(n.store, "KEYHOLE_URL="+n.data, "KEYHOLE_ADMIN_URL="+n.admin), args...)
+}
+
+// check runs the check of both tiers, which the node may have left in any way.
+func (n *node) check() cliResult {
+	n.t.Helper()
+	return runCLI(n.t, "", environment(n.store), "check", "--data-dir", n.dir, "--object-store", n.store.url)
+}
+
+// mustCheck wants that all holds.
+func (n *node) mustCheck(when string) {
+	n.t.Helper()
+	if r := n.check(); r.code != 0 {
+		n.t.Fatalf("check %s: exit %d\n%s%s", when, r.code, r.stdout, r.stderr)
+	}
 }
 
 // mustCLI is cli that must succeed; it gives the standard output.
