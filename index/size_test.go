@@ -285,7 +285,7 @@ func TestCacheLimit(t *testing.T) {
 	x := mustOpen(t, "/db", Options{FS: vfs.NewMem(), Shared: shared})
 	defer mustClose(t, x)
 	fill(t, x, 100_000)
-	for i := range 100_000 {
+	for i := 0; i < 100_000; i += 10 { // several of each block
 		if _, ok, err := x.Get(sequentialKey(nil, i)); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
