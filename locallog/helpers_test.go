@@ -3,10 +3,8 @@ package locallog
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"strings"
 	"testing"
@@ -208,18 +206,3 @@ func value(i, n int) string {
 	s := fmt.Sprintf("value-%d-", i)
 	return s + strings.Repeat("x", max(0, n-len(s)))
 }
-
-// logTo sends the log's messages to the test's output.
-func logTo(t testing.TB) *slog.Logger {
-	return slog.New(slog.NewTextHandler(writerFunc(func(p []byte) (int, error) {
-		t.Log(string(bytes.TrimSpace(p)))
-		return len(p), nil
-	}), nil))
-}
-
-type writerFunc func([]byte) (int, error)
-
-func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
-
-// putBase overwrites the base offset at a position of a file's bytes.
-func putBase(b []byte, pos int, base int64) { binary.BigEndian.PutUint64(b[pos:], uint64(base)) }

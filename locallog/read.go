@@ -78,25 +78,35 @@ func (v *view) readBatch(seg *segment, s *sealed, offset int64, fn func([]byte, 
 			return err
 		}
 	}
+	var lent *[]byte
+	defer func() { e.d.giveBack(lent) }()
+	batch, base, err := e.locate(offset, &lent)
+	if s != nil && errors.Is(err, record.ErrCorrupt) && s.narrow() {
+		if e, err = s.extent(); err == nil {
+			batch, base, err = e.locate(offset, &lent)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return fn(batch, base)
+}
+
+// locate gives the batch that holds offset.
+func (e *extent) locate(offset int64, lent **[]byte) (batch []byte, kafkaBase int64, err error) {
 	i := e.t.byKafka(offset)
 	if i < 0 {
-		return ErrNotFound
+		return nil, 0, ErrNotFound
 	}
 	at := e.t.at(i)
 	if at.damaged {
-		return e.unreadable(at)
+		return nil, 0, e.unreadable(at)
 	}
-	var lent *[]byte
-	defer func() { e.d.giveBack(lent) }()
-	b, err := e.bytes(at.pos, e.t.end(i, e.size), &lent)
+	b, err := e.bytes(at.pos, e.t.end(i, e.size), lent)
 	if err != nil {
-		return err
+		return nil, 0, err
 	}
-	b, base, err := e.find(b, at, offset)
-	if err != nil {
-		return err
-	}
-	return fn(b, base)
+	return e.find(b, at, offset)
 }
 
 // find walks over the batches of one stretch to the one that holds offset.

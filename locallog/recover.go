@@ -240,11 +240,13 @@ func (r *recovery) last() error {
 	}
 	r.state.HighWatermark, r.state.NextLog = res.nextKafka, res.nextLog
 	r.state.Epoch = max(r.state.Epoch, f.epoch)
-	if n := res.last; n.kind != 0 {
-		r.state.LocalStart, r.state.RemoteNext, r.state.ManifestGeneration = n.localStart, n.remoteNext, n.generation
-	} else {
-		r.state.LocalStart = r.files[0].baseKafka
+	n := res.last
+	if n.kind == 0 {
+		if n, err = r.olderState(); err != nil {
+			return err
+		}
 	}
+	r.state.LocalStart, r.state.RemoteNext, r.state.ManifestGeneration = n.localStart, n.remoteNext, n.generation
 	s := &sealed{
 		segment: f.segment(r.d), size: res.end, nextLog: res.nextLog, nextKafka: res.nextKafka,
 		maxTimestamp: res.maxTimestamp, sealedAt: time.Now().UnixMilli(),
@@ -276,6 +278,23 @@ func (r *recovery) last() error {
 	return nil
 }
 
+// olderState is the state that the newest sound checkpoint carries, when the last
+// segment has none. The local start may have moved since; that it seems lower than
+// it was makes evicted offsets seem damaged, where the other way round damaged
+// ones would seem evicted.
+func (r *recovery) olderState() (notice, error) {
+	for _, f := range slices.Backward(r.files) {
+		b, err := r.d.read(f.name+logSuffix, noticeSize)
+		if err != nil {
+			return notice{}, err
+		}
+		if n, err := parseNotice(b); err == nil {
+			return n, nil
+		}
+	}
+	return notice{localStart: r.files[0].baseKafka}, nil
+}
+
 // mergeState adds what the files beside the segments know.
 func (r *recovery) mergeState() {
 	for _, n := range []*notice{r.stop, r.truncate} {
@@ -297,11 +316,21 @@ func (r *recovery) linkToPrevious(f *logFile) error {
 		if err != nil {
 			return err
 		}
-		f.linked, f.baseKafka, f.prevLog = true, prev.nextKafka, prev.nextLog
+		f.follow(prev)
 		prev.release()
+	}
+	if f.linked {
 		return nil
 	}
 	return record.Corrupt(f.name+logSuffix, 0, errors.New("first checkpoint is bad, and nothing says at which offset the segment begins"))
+}
+
+// follow links a file to the segment before it, if that is sound and ends where
+// the file begins.
+func (f *logFile) follow(prev *sealed) {
+	if prev.nextLog == f.baseLog && !prev.damaged.Load() {
+		f.linked, f.baseKafka, f.prevLog = true, prev.nextKafka, prev.nextLog
+	}
 }
 
 // scanLast reads the last segment up to where it holds. Holes in the result are
@@ -393,6 +422,9 @@ func (r *recovery) older(ctx context.Context) error {
 				}
 			}
 			continue
+		}
+		if !f.linked && len(r.sealed) > 0 {
+			f.follow(r.sealed[len(r.sealed)-1])
 		}
 		if !f.linked {
 			continue // chain reports the gap

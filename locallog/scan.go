@@ -148,17 +148,23 @@ func (sc *scanner) segment(baseLog, baseKafka int64, a anchor) (*scanned, error)
 				break
 			}
 			res.holes = append(res.holes, hole{log: res.nextLog, kafka: res.nextKafka, pos: pos, end: next})
-			res.indexer.hole(res.nextLog, res.nextKafka, pos)
 			h, _, _, err := sc.batch(next, res.nextLog, true)
 			if err != nil {
 				return nil, err
 			}
-			sure := unsure < 0 && sc.oneDataBatch(pos, next, res.nextLog, h.BaseOffset)
+			switch sure := sc.oneDataBatch(pos, next, res.nextLog, h.BaseOffset); {
+			case unsure >= 0 && !sure:
+				// What follows will not tell in which of the two holes internal
+				// batches are missing, so what is between them is lost too.
+				res.drop(unsure)
+			default:
+				res.indexer.hole(res.nextLog, res.nextKafka, pos)
+				if !sure {
+					unsure = res.t.len()
+				}
+			}
 			res.nextKafka += h.BaseOffset - res.nextLog
 			res.nextLog = h.BaseOffset
-			if !sure && unsure < 0 {
-				unsure = res.t.len()
-			}
 			pos = next
 			continue
 		}
@@ -236,10 +242,11 @@ func (sc *scanner) resync(pos, log int64) (int64, error) {
 
 // plausible reports whether there is a batch at pos behind skipped bad bytes. Its
 // base offset is not under its CRC, so it must either be no further away than the
-// bytes before it can account for, or lead to another batch or to the end.
+// bytes before it can account for, well compressed, or lead on to another batch.
 func (sc *scanner) plausible(pos, log, skipped int64) (bool, error) {
+	const offsetsPerByte = 1 << 10
 	h, _, ok, err := sc.batch(pos, log, true)
-	if !ok || err != nil || h.BaseOffset-log <= skipped || pos+h.Size() == sc.size {
+	if !ok || err != nil || h.BaseOffset-log <= skipped*offsetsPerByte {
 		return ok, err
 	}
 	_, _, ok, err = sc.batch(pos+h.Size(), h.NextOffset(), false)
@@ -252,8 +259,12 @@ func (sc *scanner) header(pos int64) ([]byte, error) {
 }
 
 // oneDataBatch reports whether the bad bytes from pos to next are plainly a
-// single data batch that covers the offsets from log to nextLog.
+// single data batch that covers the offsets from log to nextLog. The attribute
+// that says so may be what is damaged, so the size must be none of an internal one.
 func (sc *scanner) oneDataBatch(pos, next, log, nextLog int64) bool {
+	if next-pos == noticeSize {
+		return false
+	}
 	b, err := sc.header(pos)
 	if err != nil {
 		return false

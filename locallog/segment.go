@@ -246,6 +246,24 @@ func (s *sealed) loadTable() (*table, error) {
 	return &t, nil
 }
 
+// narrow is called when a header on the way to an offset does not hold: the whole
+// segment is read, once, so that only what is damaged answers so, and not all that
+// shares its index entry. It reports whether there is a new table.
+func (s *sealed) narrow() bool {
+	s.load.Lock()
+	defer s.load.Unlock()
+	if s.damaged.Load() {
+		return false
+	}
+	t, err := s.rebuild()
+	if err != nil {
+		s.d.logger.Error("reading a damaged segment", "segment", s.name, "err", err)
+		return false
+	}
+	s.loaded.Store(&t)
+	return s.damaged.Load()
+}
+
 // readTable maps the .index file and checks it.
 func (s *sealed) readTable() (table, error) {
 	f, err := s.d.fs.Open(s.d.join(s.name + indexSuffix))

@@ -113,6 +113,13 @@ func (x *indexer) hole(log, kafka, pos int64) {
 	x.last, x.fresh = math.MinInt64, true // the next batch begins an entry
 }
 
+// drop takes the entries from the n-th on back. The one before them, a hole,
+// reaches further then.
+func (x *indexer) drop(n int) {
+	x.t = x.t[:n*entrySize]
+	x.last, x.fresh = math.MinInt64, true
+}
+
 // indexHeader is the head of an .index file: what there is to know about a
 // sealed segment without reading it. Times are Unix milliseconds.
 type indexHeader struct {

@@ -117,7 +117,9 @@ func (v *verifier) run() error {
 	if err != nil {
 		return err
 	}
-	v.state(f, last)
+	if err := v.state(f, last); err != nil {
+		return err
+	}
 	return v.chain(last)
 }
 
@@ -231,8 +233,10 @@ func (v *verifier) linkLast(f *logFile) (ok bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		f.linked, f.baseKafka, f.prevLog = true, res.nextKafka, res.nextLog
-		return true, nil
+		if len(res.holes) == 0 && res.nextLog == f.baseLog {
+			f.linked, f.baseKafka, f.prevLog = true, res.nextKafka, res.nextLog
+			return true, nil
+		}
 	}
 	v.report(f.name+logSuffix, 0, true, "first checkpoint is bad, and nothing says at which offset the segment begins")
 	return false, nil
@@ -296,21 +300,26 @@ func (v *verifier) scanLast(f *logFile) (*scanned, error) {
 }
 
 // state is where the log stands by its last segment and the files beside it.
-func (v *verifier) state(f *logFile, last *scanned) {
-	st := State{HighWatermark: last.nextKafka, NextLog: last.nextLog, Epoch: f.epoch}
-	if n := last.last; n.kind != 0 {
-		st.LocalStart, st.RemoteNext, st.ManifestGeneration = n.localStart, n.remoteNext, n.generation
-	} else {
-		st.LocalStart = v.r.files[0].baseKafka
+func (v *verifier) state(f *logFile, last *scanned) (err error) {
+	n := last.last
+	if n.kind == 0 {
+		if n, err = v.r.olderState(); err != nil {
+			return err
+		}
 	}
-	v.r.state = st
+	v.r.state = State{
+		LocalStart: n.localStart, HighWatermark: last.nextKafka, NextLog: last.nextLog,
+		RemoteNext: n.remoteNext, ManifestGeneration: n.generation, Epoch: f.epoch,
+	}
 	v.r.mergeState()
 	v.out.State = v.r.state
+	return nil
 }
 
 // chain verifies all segments in order. The last one was scanned before.
 func (v *verifier) chain(last *scanned) error {
 	log, kafka := int64(-1), v.out.LocalStart
+	sound := false // the segment before is
 	for i, f := range v.r.files {
 		var next *logFile
 		if i+1 < len(v.r.files) {
@@ -324,7 +333,11 @@ func (v *verifier) chain(last *scanned) error {
 			v.read(f.size)
 			continue
 		}
+		if !f.linked && sound && log == f.baseLog {
+			f.linked, f.baseKafka, f.prevLog = true, kafka, log
+		}
 		if !f.linked {
+			sound = false
 			// The join with the next segment reports the offsets.
 			v.report(name, 0, true, "checkpoint and sparse index are bad, nothing says at which offset the segment begins")
 			v.read(f.size)
@@ -347,7 +360,7 @@ func (v *verifier) chain(last *scanned) error {
 		if err := v.segment(f, res, next == nil); err != nil {
 			return err
 		}
-		log, kafka = res.nextLog, res.nextKafka
+		log, kafka, sound = res.nextLog, res.nextKafka, len(res.holes) == 0
 	}
 	return nil
 }
@@ -381,9 +394,12 @@ func (v *verifier) segment(f *logFile, res *scanned, isLast bool) error {
 		if i+1 < res.t.len() {
 			until = res.t.at(i + 1).kafka
 		}
-		if e.kafka < until {
+		switch {
+		case e.kafka < until && e.pos >= f.size:
+			v.lost(name, e.pos, e.kafka, until, "the file ends here, it was cut off or the segment behind it is missing")
+		case e.kafka < until:
 			v.lost(name, e.pos, e.kafka, until, "no batch here whose checksum holds")
-		} else {
+		default:
 			v.report(name, e.pos, false, "an internal batch does not hold; no record is lost")
 		}
 	}
