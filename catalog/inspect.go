@@ -93,6 +93,16 @@ func LockDirectory(fsys vfs.FS, dir string) (io.Closer, error) {
 	return d.lock()
 }
 
+// TopicDirectory is the folder of a topic in a data directory, or empty if there
+// is none.
+func TopicDirectory(fsys vfs.FS, dir, name, id string) string {
+	d := disk{fsys, dir}
+	if !d.hasTopicDir(name, id) {
+		return ""
+	}
+	return d.topicDir(name, id)
+}
+
 // Directory is what the documents of a data directory say.
 type Directory struct {
 	NodeID    string // the writer id in manifests; empty if not known

@@ -152,7 +152,8 @@ func (c *checker) topic(ctx context.Context, t *topicState) error {
 	case t.remote == nil:
 		return c.nameless(ctx, t)
 	case t.local == nil && c.o.DataDir != "":
-		c.report(Note, Remote, key, 0, "the topic is in the bucket only; the next start brings it to this disk")
+		c.report(Note, Remote, key, 0, "the topic's description is in the bucket only; the next start brings it to this disk")
+		c.adopt(t)
 	case t.local != nil && t.local.Revision != t.remote.Revision:
 		c.report(Note, Remote, key, 0, "revision %d in the bucket, %d on disk", t.remote.Revision, t.local.Revision)
 	}
@@ -179,6 +180,14 @@ func (c *checker) topic(ctx context.Context, t *topicState) error {
 		}
 	}
 	return nil
+}
+
+// adopt takes files of a topic whose own topic.json is missing or damaged for
+// what the bucket says they are, as the next start does.
+func (c *checker) adopt(t *topicState) {
+	if dir := catalog.TopicDirectory(c.fs, c.o.DataDir, t.name, t.id); dir != "" {
+		t.local = &catalog.StoredTopic{Description: t.remote, Dir: dir}
+	}
 }
 
 // deletedTopic lists what is left of a topic that was deleted.

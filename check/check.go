@@ -145,7 +145,9 @@ func (c *checker) report(s Severity, tier Tier, object string, pos int64, format
 	} else {
 		c.sum.Notes++
 	}
-	c.o.Report(Finding{s, tier, object, pos, fmt.Sprintf(format, args...)})
+	// Some errors come with details on further lines.
+	message, _, _ := strings.Cut(fmt.Sprintf(format, args...), "\n")
+	c.o.Report(Finding{s, tier, object, pos, strings.TrimRight(message, ": ")})
 }
 
 // corrupt reports err as damage where it says what and where, and gives it back

@@ -239,18 +239,18 @@ func (p *part) join() {
 		return
 	}
 	log, m, next := p.path(logDir), p.known(), p.remoteNext()
-	generation := int64(0)
-	switch {
-	case m != nil:
-		generation = m.Generation
-	case !p.missing:
+	if p.c.o.Bucket == nil || m == nil && !p.missing {
 		// Nothing is known of the bucket: it was not to be looked at, or its
-		// manifest is damaged.
+		// manifest is damaged and there is no copy.
 		p.unread = append(p.unread, locallog.Range{Next: v.LocalStart})
 		if v.LocalStart > 0 && p.c.o.Bucket == nil {
 			p.c.report(Note, Local, log, 0, "offsets below %d are in a bucket that was not looked at", v.LocalStart)
 		}
 		return
+	}
+	generation := int64(0)
+	if m != nil {
+		generation = m.Generation
 	}
 	if p.superseded() {
 		p.discard = true
