@@ -36,7 +36,6 @@ func (r *recovery) chain() error {
 	} else if r.stop != nil && kafka < r.stop.nextKafka {
 		// Cleanly stopped, and now no file is left of what was there.
 		whole = append(whole, r.standIn(anchor{log, kafka}, anchor{r.stop.log, r.stop.nextKafka}))
-		r.state.NextLog, r.state.HighWatermark = r.stop.log, r.stop.nextKafka
 	}
 	r.sealed = whole
 	return nil

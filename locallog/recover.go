@@ -226,6 +226,9 @@ func (r *recovery) last() error {
 	r.state = State{LocalStart: r.o.StartKafka, HighWatermark: r.o.StartKafka, Epoch: r.o.Epoch}
 	defer r.mergeState()
 	if len(r.files) == 0 {
+		if r.stop != nil { // then there were some; chain says what is missing
+			r.state.HighWatermark, r.state.NextLog = max(r.o.StartKafka, r.stop.nextKafka), r.stop.log
+		}
 		return nil
 	}
 	f := r.files[len(r.files)-1]
