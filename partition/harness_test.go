@@ -32,6 +32,7 @@ type rig struct {
 	writer   string
 	isNew    bool
 	noStore  bool
+	dying    bool // its disk fails, so closing may too
 
 	p       *Partition
 	metrics *Metrics
@@ -106,7 +107,7 @@ func (r *rig) start() *Partition {
 	r.close = func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
-		if err := p.Close(ctx); err != nil {
+		if err := p.Close(ctx); err != nil && !r.dying {
 			r.t.Errorf("close: %v", err)
 		}
 		if err := tiers.Close(ctx); err != nil {

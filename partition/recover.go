@@ -50,12 +50,6 @@ func (p *Partition) recoverUntilOpen() bool {
 //
 //	local manifest copy ─► index position ─► local log ─► claim ─► catch up ─► serve
 func (p *Partition) recover(ctx context.Context) error {
-	if p.o.Start != nil {
-		if err := p.o.Start.Acquire(ctx, 1); err != nil {
-			return err
-		}
-		defer p.o.Start.Release(1)
-	}
 	s := p.settings.Load()
 	if err := p.makeDir(); err != nil {
 		return fmt.Errorf("make partition directory: %w", err)
@@ -74,6 +68,14 @@ func (p *Partition) recover(ctx context.Context) error {
 		if err := p.claimBriefly(ctx); err != nil {
 			return err
 		}
+	}
+	// Only the replay is bounded over partitions: it reads and sorts much,
+	// while the claims of a thousand partitions wait for the same store.
+	if p.o.Start != nil {
+		if err := p.o.Start.Acquire(ctx, 1); err != nil {
+			return err
+		}
+		defer p.o.Start.Release(1)
 	}
 	return p.tendIndex(ctx, s)
 }

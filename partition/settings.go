@@ -61,7 +61,7 @@ type Options struct {
 	Metrics     *Metrics
 	Logger      *slog.Logger
 	Settings    Settings
-	// Start bounds how many partitions recover at once; nil: no bound.
+	// Start bounds how many partitions replay into their index at once; nil: no bound.
 	Start *semaphore.Weighted
 }
 
