@@ -2,8 +2,6 @@ package main
 
 import "context"
 
-func measureCold(ctx context.Context, b *bench) error   { return nil }
-func measureChunks(ctx context.Context, b *bench) error { return nil }
 func measureAppend(ctx context.Context, b *bench) error { return nil }
 func measureGrowth(ctx context.Context, b *bench) error { return nil }
 func measureIdle(ctx context.Context, b *bench) error   { return nil }
