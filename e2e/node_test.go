@@ -74,6 +74,11 @@ func newNode(t testing.TB, s *store, flags ...string) *node {
 	n := &node{t: t, dir: filepath.Join(t.TempDir(), "data"), store: s, flags: flags, logs: &output{}}
 	t.Cleanup(func() {
 		n.kill()
+		for _, bug := range []string{"DATA RACE", "panic"} {
+			if strings.Contains(n.logs.String(), bug) {
+				t.Errorf("the log tells of a bug: %q", bug)
+			}
+		}
 		if t.Failed() {
 			t.Logf("logs of the node on %s:\n%s", n.dir, tail(n.logs.String(), 16<<10))
 		}

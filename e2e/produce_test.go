@@ -32,9 +32,9 @@ func placesOf(t testing.TB, a answer, records int) []place {
 	return places
 }
 
-// establishedConnections counts connections that the listener at url has
-// accepted, in the kernel's table.
-func establishedConnections(t testing.TB, url string) int {
+// openConnections counts the connections to the listener at url, in the kernel's
+// table.
+func openConnections(t testing.TB, url string) int {
 	t.Helper()
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(url, "http://"))
 	if err != nil {
