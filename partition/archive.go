@@ -206,6 +206,10 @@ func (p *Partition) trim(ctx context.Context, log *locallog.Log, s *Settings, cu
 		if v == nil {
 			return ErrNotReady
 		}
+		// The log first: the index must not be durable for more than it.
+		if err := log.Sync(ctx); err != nil {
+			return p.appendTrouble(err)
+		}
 		if err := v.ix.Flush(ctx); err != nil {
 			return p.indexTrouble(v, err)
 		}

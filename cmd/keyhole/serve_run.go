@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
@@ -75,15 +74,12 @@ func (a *app) serve(ctx context.Context, f *serveFlags) (err error) {
 	server.Start(data, admin)
 	f.announce(log, data.Addr(), admin.Addr())
 
-	hopeless, done := watchStore(ctx, bucket, topics)
-	defer done()
-
 	select {
 	case <-ctx.Done():
 		log.Info("stopping", "drain_window", f.drainWindow, "timeout", f.shutdownTimeout)
 	case err = <-server.Failed():
 		log.Error("listener failed, stopping", "err", err)
-	case err = <-hopeless:
+	case err = <-topics.Failed():
 		log.Error("nothing to serve and no hope for the object store, stopping", "err", err)
 	}
 	return errors.Join(err, stop(ctx, f, log, server, topics))
@@ -142,30 +138,6 @@ func openBucket(ctx context.Context, f *serveFlags, registry prometheus.Register
 	}
 	return open.Bucket(ctx, f.objectStore, open.Options{CAFile: f.s3CAFile, Metrics: metrics})
 }
-
-// watchStore finds out whether a node without any topic has a store that can
-// never work, such as one that denies access: nothing could ever be served, and
-// the reason would stand in the log only. hopeless delivers the reason. A store
-// that is away may come back, and a node with local data serves that in any
-// case. done ends the look.
-func watchStore(ctx context.Context, bucket objstore.Bucket, topics *catalog.Catalog) (hopeless <-chan error, done func()) {
-	if bucket == nil || len(topics.Topics()) > 0 {
-		return nil, func() {}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	found := make(chan error, 1)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		err := bucket.ListPrefixes(ctx, "", func(string) error { return errEnough })
-		if errors.Is(err, objstore.ErrDenied) || errors.Is(err, objstore.ErrMisconfigured) {
-			found <- fmt.Errorf("--object-store: %w", err)
-		}
-	})
-	return found, func() { cancel(); wg.Wait() }
-}
-
-// errEnough ends a listing after its first entry.
-var errEnough = errors.New("enough")
 
 // announce logs where the node listens, in a form that scripts can read, and
 // what its operator should know.
