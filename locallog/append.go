@@ -262,7 +262,7 @@ func (l *Log) writeLocked(b []byte, pos int64) error {
 		err = io.ErrShortWrite
 	}
 	if err != nil {
-		return l.failLocked(fmt.Errorf("write %s: %w", l.view.Load().active.name, err))
+		return l.failLocked(fmt.Errorf("write %s: %w", l.view.Load().active.name, noSpace(err)))
 	}
 	l.w.dirty = true
 	return nil

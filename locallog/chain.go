@@ -1,7 +1,10 @@
 package locallog
 
 import (
+	"errors"
 	"fmt"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"keyhole/record"
 )
@@ -84,4 +87,21 @@ func (r *recovery) begin() error {
 	r.active = active{segment: s, size: noticeSize, t: r.x.t}
 	r.state.NextLog++
 	return nil
+}
+
+// settle makes durable what was found. A process that was killed leaves writes, and
+// the name of a new segment, that were never synced but can be read all the same;
+// what is shown and built upon from now on must not vanish in a power failure.
+func (r *recovery) settle(f *logFile) error {
+	if r.stop != nil && r.stop.segment == f.baseLog && r.stop.segmentBytes == f.size {
+		return nil // Close has done it
+	}
+	out, err := r.d.fs.OpenReadWrite(r.d.join(f.name+logSuffix), vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return fmt.Errorf("open last segment to sync it: %w", err)
+	}
+	if err := errors.Join(out.Sync(), out.Close()); err != nil {
+		return fmt.Errorf("sync last segment: %w", err)
+	}
+	return r.d.sync()
 }

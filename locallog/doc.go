@@ -11,7 +11,8 @@
 //     told about, is cut before anything is appended behind it.
 //   - After a failed write or sync nothing is written any more until the log is
 //     opened again: a later sync that succeeds proves nothing about the pages
-//     that an earlier one lost.
+//     that an earlier one lost. Only where a write found no room, and no sync has
+//     failed, Resume brings the log back without that.
 //   - Readers never wait for writers, and a segment goes away only when its last
 //     reader has left.
 //

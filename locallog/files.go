@@ -116,6 +116,7 @@ func (d *directory) writeFrom(name string, fill func(vfs.File) error) error {
 		err = d.fs.Rename(temp, d.join(name))
 	}
 	if err != nil {
+		_ = d.fs.Remove(temp) // on a full disk it takes room; the next Open removes it, too
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
@@ -155,8 +156,13 @@ func (d *directory) remove(name string) error {
 	return nil
 }
 
-// cut shortens a file to size bytes, durably. Nobody may have it mapped. Where
-// the file system gives no descriptor, the part that stays is copied.
+// errUnsynced says that something was changed and could not be synced.
+var errUnsynced = errors.New("not synced")
+
+// cut shortens a file to size bytes, durably. Nobody may read it behind that.
+// Where the file system gives no descriptor, the part that stays is copied, and
+// whoever has the file open keeps the old one. An error that is not errUnsynced
+// leaves the file as it was.
 func (d *directory) cut(name string, size int64) error {
 	f, err := d.fs.OpenReadWrite(d.join(name), vfs.WriteCategoryUnspecified)
 	if err != nil {
@@ -165,7 +171,7 @@ func (d *directory) cut(name string, size int64) error {
 	defer f.Close()
 	if f.Fd() != vfs.InvalidFd && truncateFd(f.Fd(), size) == nil {
 		if err := f.Sync(); err != nil {
-			return fmt.Errorf("sync %s after the cut: %w", name, err)
+			return fmt.Errorf("%w: %s after a cut: %w", errUnsynced, name, err)
 		}
 		return nil
 	}
@@ -175,7 +181,10 @@ func (d *directory) cut(name string, size int64) error {
 	if err != nil {
 		return err
 	}
-	return d.sync()
+	if err := d.sync(); err != nil {
+		return fmt.Errorf("%w: %w", errUnsynced, err)
+	}
+	return nil
 }
 
 // copyExactly copies the first size bytes of a file.

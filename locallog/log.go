@@ -18,8 +18,11 @@ var (
 	ErrClosed = errors.New("log is closed")
 	// ErrReadOnly says that a write or a sync failed earlier, for the reason that
 	// it wraps. What was acknowledged is there and can be read; appending needs
-	// the log to be opened again.
+	// the log to be opened again, or Resume if it is ErrNoSpace too.
 	ErrReadOnly = errors.New("log is read-only")
+	// ErrNoSpace says that the disk had no room for a write, and that no sync has
+	// failed: it is known what the log holds, and Resume can make it writable.
+	ErrNoSpace = errors.New("no space left for the log")
 	// ErrBelowStart says that an offset lies below the log's local start.
 	ErrBelowStart = errors.New("offset is below the local start")
 	// ErrNotFound says that no batch holds an offset: it is in a gap, or at or
@@ -220,7 +223,7 @@ func (l *Log) exclusively(ctx context.Context, fn func() error) error {
 func (l *Log) failLocked(err error) error {
 	err = fmt.Errorf("%w: %w", ErrReadOnly, err)
 	l.failure.Store(&err)
-	l.d.logger.Error("log is read-only until it is opened again", "dir", l.d.path, "err", err)
+	l.d.logger.Error("log is read-only", "dir", l.d.path, "err", err)
 	return err
 }
 

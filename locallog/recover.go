@@ -267,6 +267,9 @@ func (r *recovery) last() error {
 		r.sealed = append(r.sealed, s)
 		return nil
 	}
+	if err := r.settle(f); err != nil {
+		return err
+	}
 	if res.end < f.size {
 		r.d.logger.Warn("cutting a torn tail", "segment", f.name, "position", res.end, "bytes", f.size-res.end,
 			"next_kafka_offset", res.nextKafka)

@@ -66,7 +66,7 @@ func (d *directory) createSegment(n notice) (*segment, error) {
 	s := newSegment(d, n)
 	b, err := n.appendTo(nil)
 	if err == nil {
-		err = d.write(s.name+logSuffix, b)
+		err = noSpace(d.write(s.name+logSuffix, b))
 	}
 	if err == nil {
 		err = d.sync()
