@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"testing"
 	"time"
 )
@@ -42,14 +40,7 @@ const (
 // deletions, lookups and evictions, and while it recovers from the kill before.
 // After each restart the ledger decides. Cases 6-02, 6-03, 7-05.
 func TestKill9(t *testing.T) {
-	rounds := defaultKillRounds
-	if s := os.Getenv("KEYHOLE_KILL_ROUNDS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatalf("KEYHOLE_KILL_ROUNDS: %v", err)
-		}
-		rounds = n
-	}
+	rounds := envRounds(t, "KEYHOLE_KILL_ROUNDS", defaultKillRounds)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	var total tally
