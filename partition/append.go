@@ -2,10 +2,8 @@ package partition
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
-	"keyhole/locallog"
 	"keyhole/record"
 )
 
@@ -50,6 +48,9 @@ func (p *Partition) Append(ctx context.Context, recs []record.Record) (int64, er
 	}
 	if p.fenced.Load() {
 		return 0, ErrNotHosted
+	}
+	if p.o.Space.Low() {
+		return 0, ErrDiskFull
 	}
 	log := p.log.Load()
 	if log == nil {
@@ -102,14 +103,4 @@ func encode(recs []record.Record, codec record.Codec) (batches [][]byte, size in
 		recs = recs[n:]
 	}
 	return batches, size, nil
-}
-
-func (p *Partition) appendTrouble(err error) error {
-	switch {
-	case errors.Is(err, locallog.ErrClosed):
-		return ErrClosed
-	case errors.Is(err, locallog.ErrReadOnly):
-		return fmt.Errorf("%w: %w", ErrReadOnly, err)
-	}
-	return err
 }

@@ -29,14 +29,15 @@ func (p *Partition) chore(ctx context.Context) error {
 	}
 	defer p.leave()
 	s := p.settings.Load()
+	log := p.log.Load()
+	p.mendLog(ctx, log)
 	if err := p.tendIndex(ctx, s); err != nil {
 		return err
 	}
 	if p.fenced.Load() {
 		return nil
 	}
-	log := p.log.Load()
-	if s.SegmentAge > 0 {
+	if s.SegmentAge > 0 && log.Err() == nil {
 		if err := p.rollByAge(ctx, log, s.SegmentAge); err != nil {
 			return err
 		}
@@ -44,7 +45,8 @@ func (p *Partition) chore(ctx context.Context) error {
 	if p.tier == nil {
 		return nil
 	}
-	if err := p.uploadSealed(ctx, log, s); err != nil {
+	// What is sealed goes to the bucket even if the log cannot note that.
+	if err := p.uploadSealed(ctx, log, s); err != nil || log.Err() != nil {
 		return err
 	}
 	return p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now()))
@@ -98,8 +100,12 @@ func (p *Partition) storeFailed(err error) error {
 // one group is: objects → manifest → note in the log; only after the note may a
 // segment be evicted, so a failure leaves no hole, only work to do again.
 func (p *Partition) uploadSealed(ctx context.Context, log *locallog.Log, s *Settings) error {
-	if err := p.claim(ctx); err != nil || !s.RemoteWrite {
+	if err := p.claim(ctx); err != nil {
 		return err
+	}
+	if !s.RemoteWrite {
+		p.setStoreTrouble(nil) // of an upload that is not wanted any more
+		return nil
 	}
 	for {
 		more, err := p.uploadGroup(ctx, log)
@@ -154,7 +160,7 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log) (more bo
 // the manifest and the note leaves the note behind; the next round mends it.
 func (p *Partition) noteRemote(ctx context.Context, log *locallog.Log) error {
 	m := p.tier.Snapshot()
-	if st := log.State(); st.RemoteNext >= m.Next() {
+	if st := log.State(); st.RemoteNext >= m.Next() || log.Err() != nil {
 		return nil
 	}
 	return log.Note(ctx, locallog.Note{RemoteNext: m.Next(), ManifestGeneration: m.Generation})
@@ -211,7 +217,7 @@ func (p *Partition) trim(ctx context.Context, log *locallog.Log, s *Settings, cu
 			return p.appendTrouble(err)
 		}
 		if err := v.ix.Flush(ctx); err != nil {
-			return p.indexTrouble(v, err)
+			return p.flushTrouble(v, err)
 		}
 		cut = min(cut, v.ix.Durable().NextKafka)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 
 	"keyhole/index"
 	"keyhole/locallog"
@@ -116,7 +117,7 @@ func (p *Partition) tendIndex(ctx context.Context, s *Settings) error {
 	if p.serving.Load() != nil {
 		return nil
 	}
-	p.setReason("index is catching up")
+	p.setReason(reasonCatchUp)
 	if err := p.mendIndex(); err != nil {
 		return err
 	}
@@ -347,6 +348,18 @@ func (p *Partition) indexTrouble(v *view, err error) error {
 	}
 	p.indexFailed(err)
 	return fmt.Errorf("%w: index: %w", ErrNotReady, err)
+}
+
+var errStarved = errors.New("index ran out of space")
+
+// flushTrouble is indexTrouble for a flush. An index that found no room lacks
+// nothing that was appended, so it serves on until there is room to reopen it.
+func (p *Partition) flushTrouble(v *view, err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		p.starved = true
+		return fmt.Errorf("index: %w", err)
+	}
+	return p.indexTrouble(v, err)
 }
 
 // indexFailed takes the index out of service; the background work reopens it,

@@ -26,6 +26,9 @@ var (
 	// ErrReadOnly says that a write or fsync failed; lookups go on, and the
 	// partition writes again after a restart.
 	ErrReadOnly = errors.New("partition is read-only")
+	// ErrDiskFull says that there is no room for records; lookups go on, and so
+	// do writes within seconds of there being room again.
+	ErrDiskFull = errors.New("disk is full")
 	// ErrClosed is what every call gives after Close.
 	ErrClosed = errors.New("partition closed")
 	// ErrNoKey refuses a record without a key: a compacted topic cannot keep it.

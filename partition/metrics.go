@@ -15,6 +15,7 @@ type Metrics struct {
 	Replayed       prometheus.Counter
 	Rebuilds       prometheus.Counter
 	Moved          prometheus.Counter
+	LogFailures    prometheus.Counter
 	Fenced         prometheus.Gauge
 }
 
@@ -42,6 +43,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Rebuilds:       counter("keyhole_index_rebuilds_total", "Indexes thrown away and built anew."),
 		Moved:          counter("keyhole_lookup_pointer_moves_total", "Lookups whose record had moved on and were resolved again."),
 	}
+	m.LogFailures = counter("keyhole_log_failures_total", "Times that a failed write or sync made a partition read-only.")
 	m.Fenced = prometheus.NewGauge(prometheus.GaugeOpts{Name: "keyhole_fenced_partitions", Help: "Partitions that a newer writer has taken over."})
 	reg.MustRegister(m.Fenced)
 	for _, tier := range []string{"local", "remote"} {

@@ -59,6 +59,9 @@ type Partition struct {
 	fenced  atomic.Bool
 	claimed atomic.Bool // this run holds an epoch, so the manifest is current
 
+	readOnly atomic.Bool // the log has failed, and that was counted
+	starved  bool        // the index ran out of space and serves on as it is; for the holder of chores
+
 	feed feed // the index's intake
 
 	// chores admits one roll, upload or eviction at a time. A channel and not a
@@ -112,8 +115,16 @@ func (p *Partition) State() (ready bool, reason string, damaged error) {
 	if p.mu.damaged != nil {
 		return true, "", p.mu.damaged
 	}
-	return p.mu.reason == "", p.mu.reason, nil
+	reason = p.mu.reason
+	if reason == "" && p.settings.Load().IndexMaintained && p.serving.Load() == nil && !p.fenced.Load() {
+		// The index was asked for a moment ago, and the background work has not
+		// come round to it.
+		reason = reasonCatchUp
+	}
+	return reason == "", reason, nil
 }
+
+const reasonCatchUp = "index is catching up"
 
 // StoreTrouble is the last failure of the bucket, nil once it worked again.
 func (p *Partition) StoreTrouble() error {

@@ -41,7 +41,7 @@ type Settings struct {
 	ChunkBytes       int64         // target of one remote chunk
 }
 
-// Options are what Open needs; all but Bucket and Start are required.
+// Options are what Open needs; all but Bucket, Space and Start are required.
 type Options struct {
 	FS        vfs.FS
 	Dir       string // <data>/topics/<topic>/<id>/<partition>
@@ -61,6 +61,8 @@ type Options struct {
 	Metrics     *Metrics
 	Logger      *slog.Logger
 	Settings    Settings
+	// Space says whether there is room for records; nil: always.
+	Space *Space
 	// Start bounds how many partitions replay into their index at once; nil: no bound.
 	Start *semaphore.Weighted
 }

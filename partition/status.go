@@ -25,6 +25,7 @@ type Status struct {
 	Fenced                bool    `json:"fenced,omitempty"`
 	SingleWriter          bool    `json:"single_writer,omitempty"`
 	StoreError            *string `json:"store_error,omitempty"`
+	ReadOnly              *string `json:"read_only,omitempty"`
 }
 
 // Modes of a partition towards the bucket.
@@ -54,6 +55,10 @@ func (p *Partition) Status() Status {
 	if err := p.StoreTrouble(); err != nil {
 		text := err.Error()
 		st.StoreError = &text
+	}
+	if err := p.ReadOnly(); err != nil {
+		text := err.Error()
+		st.ReadOnly = &text
 	}
 	log := p.log.Load()
 	if log == nil {

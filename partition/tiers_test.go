@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -461,4 +463,53 @@ func readAll(t *testing.T, fs vfs.FS, path string) []byte {
 		t.Fatal(err)
 	}
 	return data
+}
+
+// From the moment at which an index is asked for, the partition is not ready
+// until it has one.
+func TestNotReadyUntilTheIndexIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.settings.IndexMaintained, r.settings.IndexActive = false, false
+		p := r.start()
+		defer r.stop()
+		<-p.Opened()
+		put(t, p, "k", "v")
+		synctest.Wait() // the background work pauses
+		p.Configure(defaults())
+		if ready, _, _ := p.State(); ready {
+			if _, err := get(p, "k"); err != nil {
+				t.Fatalf("ready, and a lookup says %v", err)
+			}
+		}
+		time.Sleep(2 * choreInterval)
+		synctest.Wait()
+		mustGet(t, p, "k")
+		if ready, reason, _ := p.State(); !ready {
+			t.Fatal(reason)
+		}
+	})
+}
+
+// Trouble with an upload is over once uploads are not wanted any more.
+func TestTroubleEndsWithRemoteWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		p := r.start()
+		defer r.stop()
+		<-p.Opened()
+		fill(t, p, "k", 40)
+		r.store.Before(func(context.Context, objstoretest.Call) error { return objstore.ErrUnavailable })
+		if _, err := p.Evict(t.Context(), 0); err == nil || p.StoreTrouble() == nil {
+			t.Fatalf("evict: %v, trouble: %v", err, p.StoreTrouble())
+		}
+		s := r.settings
+		s.RemoteWrite = false
+		p.Configure(s)
+		time.Sleep(2 * maxBackoff)
+		synctest.Wait()
+		if err := p.StoreTrouble(); err != nil {
+			t.Fatalf("still in trouble: %v", err)
+		}
+	})
 }
