@@ -298,11 +298,14 @@ func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *S
 	arrived, since := p.tier.Snapshot().Next(), time.Now()
 	for backoff := nextBackoff(0); ; backoff = nextBackoff(backoff) {
 		err := p.uploadSealed(ctx, log, s)
-		if err == nil || !unavailable(err) {
-			return err
+		if err == nil {
+			return nil
 		}
 		if ctx.Err() != nil {
 			return errors.Join(err, context.Cause(ctx))
+		}
+		if !unavailable(err) {
+			return err
 		}
 		if next := p.tier.Snapshot().Next(); next > arrived {
 			arrived, since = next, time.Now()

@@ -32,6 +32,7 @@ type rig struct {
 	writer   string
 	isNew    bool
 	noStore  bool
+	space    *Space
 	dying    bool // its disk fails, so closing may too
 
 	p       *Partition
@@ -96,7 +97,7 @@ func (r *rig) start() *Partition {
 	o := Options{
 		FS: r.fs, Dir: "/data/t/0", Topic: "t", TopicID: topicID, Writer: r.writer, New: r.isNew,
 		Bucket: r.store, Conditional: true, Tiers: tiers, Indexes: indexes, Metrics: r.metrics,
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Settings: r.settings,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Settings: r.settings, Space: r.space,
 	}
 	if r.noStore {
 		o.Bucket = nil

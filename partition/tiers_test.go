@@ -513,3 +513,23 @@ func TestTroubleEndsWithRemoteWrite(t *testing.T) {
 		}
 	})
 }
+
+// A store that never answers is told apart from a client that has gone.
+func TestEvictSaysThatTheStoreStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		p := r.start()
+		defer r.stop()
+		<-p.Opened()
+		fill(t, p, "k", 40)
+		r.store.Before(func(ctx context.Context, _ objstoretest.Call) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		begun := time.Now()
+		_, err := p.Evict(t.Context(), 0)
+		if !errors.Is(err, objstore.ErrUnavailable) || time.Since(begun) > 10*time.Second {
+			t.Fatalf("after %v: %v", time.Since(begun), err)
+		}
+	})
+}
