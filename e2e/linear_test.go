@@ -114,6 +114,9 @@ func shorten(value string) string {
 // chronicle is a history in the making.
 type chronicle struct {
 	start time.Time
+	// writes is held by whoever writes, and by the one who evicts when no write
+	// shall come between an eviction and the lookups behind it.
+	writes sync.RWMutex
 
 	mu      sync.Mutex
 	ops     []porcupine.Operation
@@ -169,7 +172,11 @@ func (c *chronicle) died() {
 // step makes one request and enters it; a value begins with id, which is unique.
 // It reports whether the answer was what had been asked for.
 func (c *chronicle) step(n *node, client int, id string, rng *rand.Rand) bool {
-	in := operation{kind: "ppdggg"[rng.IntN(6)], key: fmt.Sprintf("k%d", rng.IntN(linearKeys))}
+	in := operation{kind: "ppdggggggg"[rng.IntN(10)], key: fmt.Sprintf("k%d", rng.IntN(linearKeys))}
+	if in.kind != 'g' {
+		c.writes.RLock()
+		defer c.writes.RUnlock()
+	}
 	method, body := "GET", any(nil)
 	switch in.kind {
 	case 'p':
@@ -199,6 +206,18 @@ func (c *chronicle) step(n *node, client int, id string, rng *rand.Rand) bool {
 		c.add(client, in, call, outcome{}, openEnd)
 	}
 	return false
+}
+
+// evict moves everything to the bucket, while others write or, quietly, while
+// none does until a few lookups have been answered. The process may be gone.
+func (c *chronicle) evict(ctx context.Context, n *node, quietly bool) {
+	if quietly {
+		c.writes.Lock()
+		defer c.writes.Unlock()
+		defer pause(ctx, 60*time.Millisecond)
+	}
+	_, _ = n.try("POST", n.admin+"/v1/cloud_storage/evict/t/0", nil, object{"local_target_bytes": 0})
+	_, _ = n.try("POST", n.admin+"/v1/cloud_storage/cache/trim", nil, nil)
 }
 
 // TestLinearizable runs clients that write, delete and read the same few keys,
@@ -234,11 +253,7 @@ func TestLinearizable(t *testing.T) {
 				wg.Go(func() {
 					for ctx.Err() == nil {
 						pause(ctx, time.Duration(rng.IntN(20))*time.Millisecond)
-						path, body := "/v1/cloud_storage/evict/t/0", any(object{"local_target_bytes": 0})
-						if rng.IntN(3) == 0 {
-							path, body = "/v1/cloud_storage/cache/trim", nil
-						}
-						_, _ = n.try("POST", n.admin+path, nil, body) // the process may be gone
+						c.evict(ctx, n, rng.IntN(2) == 0)
 					}
 				})
 				enough := c.answered() + linearOps
