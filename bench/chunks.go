@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -78,7 +79,7 @@ func (b *bench) chunkLine(ctx context.Context, n *node, s *store, d *dataset, si
 	if err := n.createTopic(ctx, topic, coldPartitions, nil); err != nil {
 		return nil, err
 	}
-	if err := n.produce(ctx, topic, d.records); err != nil {
+	if err := n.produce(ctx, topic, slices.Values(d.records)); err != nil {
 		return nil, err
 	}
 	if err := n.evict(ctx, topic, coldPartitions); err != nil {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -100,7 +101,7 @@ func (b *bench) fillCold(ctx context.Context, n *node, topic string) ([]string, 
 		records[i] = pair{keys[i], syntheticValue(i, 1<<10)}
 	}
 	records = append(records, pair{deletedKey, []byte("here")}, pair{deletedKey, nil})
-	if err := n.produce(ctx, topic, records); err != nil {
+	if err := n.produce(ctx, topic, slices.Values(records)); err != nil {
 		return nil, err
 	}
 	return keys, n.evict(ctx, topic, coldPartitions)

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,9 +25,9 @@ type pair struct {
 }
 
 // writeLines writes the lines of a produce file.
-func writeLines(w io.Writer, records []pair) error {
+func writeLines(w io.Writer, records iter.Seq[pair]) error {
 	buf := bufio.NewWriterSize(w, 1<<20)
-	for _, r := range records {
+	for r := range records {
 		key, err := json.Marshal(r.key)
 		if err != nil {
 			return err

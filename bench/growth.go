@@ -20,8 +20,77 @@ const growthValue = 16
 // growthKey is a sequential key of 16 bytes.
 func growthKey(dst []byte, i int) []byte { return fmt.Appendf(dst, "%016d", i) }
 
-// measureGrowth compares lookups in partitions that hold more and more keys.
-func measureGrowth(ctx context.Context, b *bench) (err error) {
+// measureGrowth compares lookups in partitions that hold more and more keys: as
+// clients see them, and in this process, where nothing hides what grows.
+func measureGrowth(ctx context.Context, b *bench) error {
+	if err := b.growthHTTP(ctx); err != nil {
+		return err
+	}
+	return b.growthInProcess(ctx)
+}
+
+func (b *bench) growthHTTP(ctx context.Context) error {
+	nodes := make([]*node, len(b.scale.growth))
+	for i, keys := range b.scale.growth {
+		fmt.Fprintf(b.log, "growth: %d keys over HTTP\n", keys)
+		n, err := b.startNode(ctx, filepath.Join(b.dir, fmt.Sprintf("growth-http-%d", keys)), "")
+		if err != nil {
+			return err
+		}
+		defer n.kill()
+		nodes[i] = n
+		if err := n.createTopic(ctx, "bench", 1, nil); err != nil {
+			return err
+		}
+		value := make([]byte, growthValue)
+		err = n.produce(ctx, "bench", func(yield func(pair) bool) {
+			for i := range keys {
+				if !yield(pair{hotKey(i), value}) {
+					return
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+		if err := n.halt(); err != nil { // so that all of the index is in its files
+			return err
+		}
+		if err := n.start(ctx); err != nil {
+			return err
+		}
+	}
+	medians := make([][]float64, len(nodes))
+	for round := range b.scale.growthRounds + 1 {
+		for i, n := range nodes {
+			r, err := load(loadOptions{addr: n.addr, proto: "http", conns: 1, keys: b.scale.growth[i], size: growthValue,
+				warm: 200 * time.Millisecond, duration: time.Second})
+			if err != nil {
+				return err
+			}
+			if round > 0 {
+				medians[i] = append(medians[i], float64(r.P50)/1e3)
+			}
+		}
+	}
+	b.reportGrowth("lookup p50 over HTTP, 1 connection,", medians)
+	return nil
+}
+
+// reportGrowth compares the medians of each round, in µs, with those of the
+// smallest number of keys.
+func (b *bench) reportGrowth(name string, medians [][]float64) {
+	first := fmt.Sprintf("at %d keys", b.scale.growth[0])
+	for i, keys := range b.scale.growth[1:] {
+		var r rounds
+		for round, m := range medians[i+1] {
+			r.add(m, medians[0][round], m/medians[0][round])
+		}
+		b.report.compare(fmt.Sprintf("%s at %d keys", name, keys), "µs", first, r, "≤ 1.5")
+	}
+}
+
+func (b *bench) growthInProcess(ctx context.Context) (err error) {
 	rigs := make([]*rig, len(b.scale.growth))
 	for i, keys := range b.scale.growth {
 		fmt.Fprintf(b.log, "growth: %d keys\n", keys)
@@ -44,17 +113,7 @@ func measureGrowth(ctx context.Context, b *bench) (err error) {
 			}
 		}
 	}
-	for i, keys := range b.scale.growth {
-		if i == 0 {
-			b.report.value(fmt.Sprintf("lookup p50 at %d keys, in process", keys), "µs", spreadOf(medians[0]).Median, "")
-			continue
-		}
-		var r rounds
-		for round := range medians[i] {
-			r.add(medians[i][round], medians[0][round], medians[i][round]/medians[0][round])
-		}
-		b.report.compare(fmt.Sprintf("lookup p50 at %d keys", keys), "µs", fmt.Sprintf("at %d keys", b.scale.growth[0]), r, "≤ 1.5")
-	}
+	b.reportGrowth("lookup p50 in process", medians)
 	for i, keys := range b.scale.growth {
 		bytes, err := diskBytes(rigs[i].dir, "kv_index")
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -40,7 +41,7 @@ func measureHot(ctx context.Context, b *bench) error {
 	for i := range records {
 		records[i] = pair{hotKey(i), value(i)}
 	}
-	if err := n.produce(ctx, "bench", records); err != nil {
+	if err := n.produce(ctx, "bench", slices.Values(records)); err != nil {
 		return err
 	}
 	bare, err := startBare(hotValue)

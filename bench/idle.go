@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -46,7 +47,7 @@ func measureIdle(ctx context.Context, b *bench) error {
 	for i := range records {
 		records[i] = pair{hotKey(i), syntheticValue(i, 100)}
 	}
-	if err := n.produce(ctx, "idle", records); err != nil {
+	if err := n.produce(ctx, "idle", slices.Values(records)); err != nil {
 		return err
 	}
 	used, err := n.settledMiB(ctx)

@@ -156,10 +156,19 @@ func (c *client) run(seed uint64) error {
 // hotKey is the name of a key of the hot measurements.
 func hotKey(i int) string { return fmt.Sprintf("key-%09d", i) }
 
+// maxRequests bounds the prepared requests; of more keys than that, so many random
+// ones are asked for.
+const maxRequests = 200_000
+
 func httpRequests(o loadOptions) [][]byte {
-	all := make([][]byte, o.keys)
-	for i := range all {
-		all[i] = fmt.Appendf(nil, "GET /kv/bench/%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n", hotKey(i), o.addr)
+	all := make([][]byte, min(o.keys, maxRequests))
+	random := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1))
+	for n := range all {
+		i := n
+		if o.keys > maxRequests {
+			i = random.IntN(o.keys)
+		}
+		all[n] = fmt.Appendf(nil, "GET /kv/bench/%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n", hotKey(i), o.addr)
 	}
 	return all
 }

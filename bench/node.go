@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/url"
 	"os"
@@ -211,7 +212,7 @@ func (n *node) createTopic(ctx context.Context, name string, partitions int, con
 }
 
 // produce writes records with the command for that.
-func (n *node) produce(ctx context.Context, topic string, records []pair) error {
+func (n *node) produce(ctx context.Context, topic string, records iter.Seq[pair]) error {
 	r, w := io.Pipe()
 	done := make(chan struct{})
 	go func() {
