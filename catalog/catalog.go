@@ -80,6 +80,7 @@ type Catalog struct {
 	indexes *index.Shared
 	tiers   *tiered.Shared
 	metrics *partition.Metrics
+	space   *partition.Space
 	start   *semaphore.Weighted
 
 	ctx    context.Context // ends with Close
@@ -152,6 +153,8 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 	c.indexes = index.NewShared(indexCacheBytes, indexOpenFiles)
 	c.tiers = tiered.NewShared(sw.cacheBytes, int(sw.remoteReads), o.Registerer)
 	c.metrics = partition.NewMetrics(o.Registerer)
+	c.space = partition.NewSpace(o.FS, o.DataDir, o.Logger, o.Registerer)
+	c.wg.Go(func() { c.space.Watch(c.ctx) })
 	if err := c.openLocal(); err != nil {
 		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 	}

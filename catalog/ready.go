@@ -43,11 +43,12 @@ func (c *Catalog) Ready() Readiness {
 		return r
 	}
 	s := c.snap.Load()
-	var trouble partitionTrouble
+	store, disk := partitionTrouble{what: "object store"}, partitionTrouble{what: "writes are refused"}
 	for _, t := range s.sorted {
 		for _, p := range t.partitions {
 			r.add(t, p)
-			trouble.add(t, p)
+			store.add(t, p, p.StoreTrouble())
+			disk.add(t, p, p.ReadOnly())
 		}
 	}
 	for name, err := range s.broken {
@@ -63,7 +64,8 @@ func (c *Catalog) Ready() Readiness {
 	if waiting, err := c.keeper.trouble(); err != nil {
 		r.Degraded = append(r.Degraded, fmt.Sprintf("descriptions of %d topics wait for the object store: %v", waiting, err))
 	}
-	r.Degraded = append(r.Degraded, trouble.lines()...)
+	r.Degraded = append(r.Degraded, disk.lines()...)
+	r.Degraded = append(r.Degraded, store.lines()...)
 	notes, _ := c.remote.trouble()
 	r.Degraded = append(r.Degraded, notes...)
 	r.Ready = len(r.NotReady) == 0
@@ -82,15 +84,14 @@ func (r *Readiness) add(t *Topic, p *partition.Partition) {
 	}
 }
 
-// partitionTrouble makes one line of what a store that is away causes in a thousand
-// partitions.
+// partitionTrouble makes one line of what one cause does to a thousand partitions.
 type partitionTrouble struct {
+	what  string
 	first string
 	count int
 }
 
-func (s *partitionTrouble) add(t *Topic, p *partition.Partition) {
-	err := p.StoreTrouble()
+func (s *partitionTrouble) add(t *Topic, p *partition.Partition, err error) {
 	if err == nil {
 		return
 	}
@@ -105,7 +106,7 @@ func (s *partitionTrouble) lines() []string {
 	case 0:
 		return nil
 	case 1:
-		return []string{"object store: " + s.first}
+		return []string{s.what + ": " + s.first}
 	}
-	return []string{fmt.Sprintf("object store: %s (and %d more partitions)", s.first, s.count-1)}
+	return []string{fmt.Sprintf("%s: %s (and %d more partitions)", s.what, s.first, s.count-1)}
 }

@@ -150,6 +150,7 @@ func (c *Catalog) openLocked(data *topicData, fresh bool) (*Topic, error) {
 			Metrics:     c.metrics,
 			Logger:      c.o.Logger,
 			Settings:    settings,
+			Space:       c.space,
 			Start:       c.start,
 		})
 	}

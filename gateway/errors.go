@@ -122,6 +122,7 @@ var outcomes = [...]struct {
 	{objstore.ErrRange, outcome{12, 500, reasonCorrupt, "stored data is missing", 0, false, nil}},
 	{partition.ErrClosed, outcome{12, 503, reasonClosing, "closing", kafkaUnavailable, false, nil}},
 	{catalog.ErrClosed, outcome{12, 503, reasonClosing, "closing", kafkaUnavailable, false, nil}},
+	{partition.ErrDiskFull, outcome{12, 503, reasonReadOnly, "partition is read-only: no space left on the disk", kafkaUnavailable, false, nil}},
 	{partition.ErrReadOnly, outcome{12, 503, reasonReadOnly, "partition is read-only after a failed write", kafkaUnavailable, false, nil}},
 	{tiered.ErrOverloaded, outcome{12, 503, reasonOverloaded, "too many reads of the object store", kafkaUnavailable, false, nil}},
 	{errOverloaded, outcome{12, 503, reasonOverloaded, "too much request data in flight", kafkaUnavailable, false, nil}},

@@ -45,6 +45,7 @@ var classified = []struct {
 	{objstore.ErrRange, 500, "corrupt", 500},
 	{partition.ErrClosed, 503, "closing", 50003},
 	{catalog.ErrClosed, 503, "closing", 50003},
+	{partition.ErrDiskFull, 503, "read_only", 50003},
 	{partition.ErrReadOnly, 503, "read_only", 50003},
 	{tiered.ErrOverloaded, 503, "overloaded", 50003},
 	{errOverloaded, 503, "overloaded", 50003},

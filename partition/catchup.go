@@ -115,8 +115,12 @@ func (p *Partition) tendIndex(ctx context.Context, s *Settings) error {
 		return p.dropIndex()
 	}
 	if p.serving.Load() != nil {
-		return nil
+		if !p.starved || !p.probeRoom() {
+			return nil
+		}
+		p.indexFailed(errStarved)
 	}
+	p.starved = false
 	p.setReason(reasonCatchUp)
 	if err := p.mendIndex(); err != nil {
 		return err
