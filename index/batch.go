@@ -127,16 +127,24 @@ func (x *Index) flush(ctx context.Context) error {
 		return fmt.Errorf("index: flush: %w", err)
 	}
 	select {
-	case <-done: // never after a failure: Pebble would repeat it for ever
+	case <-done: // not after most failures: Pebble would try again for ever
 	case <-x.failure.failed:
 		return x.failure.err()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	if err := x.failure.err(); err != nil {
+		return err // and the flush may have been called done in spite of it
+	}
 	x.pos.Lock()
-	defer x.pos.Unlock()
 	if at > x.pos.durableAt {
 		x.pos.durable, x.pos.durableAt = applied, at
 	}
+	x.pos.Unlock()
+
+	// What has been written is no longer in memory.
+	x.commit.Lock()
+	defer x.commit.Unlock()
+	x.measure()
 	return nil
 }

@@ -37,9 +37,11 @@ func newLimiter(slots int) *limiter {
 type scheduler struct {
 	limiter  *limiter
 	offered  *sync.Cond // offering has become false
+	opened   func()
 	db       pebble.DBForCompaction
 	running  int
 	offering bool // inside db.Schedule
+	started  bool // the database is open
 	stopped  bool // no more compactions: closing or failed
 }
 
@@ -48,12 +50,17 @@ var (
 	_ pebble.CompactionGrantHandle = (*scheduler)(nil)
 )
 
-func (l *limiter) newScheduler() *scheduler {
-	return &scheduler{limiter: l, offered: sync.NewCond(&l.mu.Mutex)}
+// newScheduler returns a scheduler that calls opened when its database is open.
+func (l *limiter) newScheduler(opened func()) *scheduler {
+	return &scheduler{limiter: l, offered: sync.NewCond(&l.mu.Mutex), opened: opened}
 }
 
-// Register implements pebble.CompactionScheduler.
-func (s *scheduler) Register(_ int, db pebble.DBForCompaction) { s.db = db }
+// Register implements pebble.CompactionScheduler. Pebble calls it as the last step
+// of opening a database before it starts anything in the background.
+func (s *scheduler) Register(_ int, db pebble.DBForCompaction) {
+	s.db = db
+	s.opened()
+}
 
 // Unregister implements pebble.CompactionScheduler.
 func (s *scheduler) Unregister() {
@@ -82,7 +89,7 @@ func (s *scheduler) TrySchedule() (bool, pebble.CompactionGrantHandle) {
 	if s.stopped {
 		return false, nil
 	}
-	if l.mu.free == 0 || !s.mayRunLocked() {
+	if l.mu.free == 0 || !s.started || !s.mayRunLocked() {
 		l.mu.queue = append(l.mu.queue, s)
 		return false, nil
 	}
@@ -116,6 +123,21 @@ func (s *scheduler) Done() {
 	defer l.mu.Unlock()
 	l.mu.free++
 	s.running--
+	l.offerLocked()
+}
+
+// start lets compactions begin. Pebble wants some before a database is open, and
+// does not wait for them if the opening then fails.
+func (s *scheduler) start() {
+	l := s.limiter
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.started = true
+	l.offerLocked()
+}
+
+// offerLocked offers free slots to those who wait. It releases the mutex in between.
+func (l *limiter) offerLocked() {
 	for l.mu.free > 0 {
 		next := l.popLocked()
 		if next == nil {
@@ -142,7 +164,7 @@ func (s *scheduler) Done() {
 // popLocked takes the longest waiting scheduler that may run off the queue.
 func (l *limiter) popLocked() *scheduler {
 	for i, s := range l.mu.queue {
-		if !s.offering && s.mayRunLocked() {
+		if s.started && !s.offering && s.mayRunLocked() {
 			l.mu.queue = slices.Delete(l.mu.queue, i, i+1)
 			return s
 		}

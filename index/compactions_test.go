@@ -116,8 +116,11 @@ func TestLimiter(t *testing.T) {
 		total := newLoad()
 		dbs := make([]*fakeDB, 20)
 		for i := range dbs {
-			dbs[i] = &fakeDB{load: total, sched: l.newScheduler()}
+			dbs[i] = &fakeDB{load: total, sched: l.newScheduler(func() {})}
 			dbs[i].sched.Register(2, dbs[i])
+			if i%2 == 0 {
+				dbs[i].sched.start() // the others wait until they are open
+			}
 		}
 		var wg sync.WaitGroup
 		for i := range dbs {
@@ -125,6 +128,13 @@ func TestLimiter(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, uint64(i)))
 				for range 50 {
 					dbs[i].want(rng.IntN(4))
+				}
+			})
+		}
+		for i := range dbs {
+			wg.Go(func() {
+				if i%2 == 1 {
+					dbs[i].sched.start()
 				}
 			})
 		}
@@ -146,10 +156,15 @@ func TestLimiter(t *testing.T) {
 func TestLimiterStop(t *testing.T) {
 	l := newLimiter(1)
 	total := newLoad()
-	a := &fakeDB{load: total, sched: l.newScheduler()}
-	b := &fakeDB{load: total, sched: l.newScheduler()}
+	a := &fakeDB{load: total, sched: l.newScheduler(func() {})}
+	b := &fakeDB{load: total, sched: l.newScheduler(func() {})}
 	for _, d := range []*fakeDB{a, b} {
 		d.sched.Register(2, d)
+		if ok, _ := d.sched.TrySchedule(); ok {
+			t.Fatal("a compaction before the database is open")
+		}
+		l.mu.queue = nil // asked for by hand: nobody waits
+		d.sched.start()
 	}
 	ok, h := a.sched.TrySchedule()
 	if !ok {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -134,6 +135,7 @@ func TestCrash(t *testing.T) {
 // faults makes the k-th change of the file system fail, and from then on each one
 // (lasting) or none.
 type faults struct {
+	only    string // part of the file's name
 	k       int64
 	lasting bool
 	err     error
@@ -149,6 +151,9 @@ func (f *faults) MaybeError(op errorfs.Op) error {
 	default:
 		return nil
 	}
+	if !strings.Contains(op.Path, f.only) {
+		return nil
+	}
 	n := f.n.Add(1)
 	if n == f.k || f.lasting && n > f.k || f.now.Load() {
 		return f.err
@@ -160,28 +165,58 @@ func (f *faults) MaybeError(op errorfs.Op) error {
 // says so and stays readable, nothing hangs or panics, and once the disk is well
 // again a true prefix is there that holds whatever was called durable.
 func TestEveryWriteFails(t *testing.T) {
-	for _, lasting := range []bool{true, false} {
-		t.Run(fmt.Sprintf("lasting=%v", lasting), func(t *testing.T) {
-			shared := newShared(t)
-			failures := 0
-			for k := int64(1); ; k++ {
-				if k > 60 {
-					k += 6 // by then the operations repeat themselves
-				}
-				f := &faults{k: k, lasting: lasting, err: &fullDisk{}}
-				done, failed := runWithFaults(t, shared, f)
-				if failed {
-					failures++
-				}
-				if done {
-					break
-				}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	shared := newShared(t)
+	fresh := base{vfs.NewCrashableMem(), newHistory()}
+	for _, only := range []string{"", "MANIFEST-", "marker."} {
+		for _, lasting := range []bool{true, false} {
+			for name, from := range map[string]base{"fresh": fresh, "used": usedBase(t, shared)} {
+				t.Run(fmt.Sprintf("only=%q,lasting=%v,%s", only, lasting, name), func(t *testing.T) {
+					failures := 0
+					for k := int64(1); ; k += 1 + rng.Int64N(failureStride) {
+						f := &faults{only: only, k: k, lasting: lasting, err: &fullDisk{}}
+						done, failed := runWithFaults(t, shared, f, from)
+						if failed {
+							failures++
+						}
+						if done {
+							break
+						}
+					}
+					if failures == 0 {
+						t.Error("no failure seen")
+					}
+				})
 			}
-			if failures < 20 {
-				t.Errorf("only %d failures seen", failures)
-			}
-		})
+		}
 	}
+}
+
+// failureStride is how many writes are left out at most, less one, from one that
+// fails to the next. With 1 each is tried, which takes a minute or two with -race.
+const failureStride = 12
+
+// base is what an index starts from.
+type base struct {
+	fs *vfs.MemFS
+	h  *history
+}
+
+// usedBase is an index that has been used and closed, with work left for compactions.
+func usedBase(t *testing.T, shared *Shared) base {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(1, 1))
+	b := base{vfs.NewCrashableMem(), newHistory()}
+	x := mustOpen(t, "/data/db", Options{FS: b.fs, Shared: shared})
+	for range 5 {
+		if err := errors.Join(b.h.commit(x, rng, 100), x.Flush(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustClose(t, x)
+	return b
 }
 
 // fullDisk is what a real file system says.
@@ -190,14 +225,14 @@ type fullDisk struct{}
 func (*fullDisk) Error() string { return "write: no space left on device" }
 func (*fullDisk) Unwrap() error { return syscall.ENOSPC }
 
-// runWithFaults runs a workload and reports whether it ended before the fault was
-// reached, and whether the index failed.
-func runWithFaults(t *testing.T, shared *Shared, f *faults) (done, failed bool) {
+// runWithFaults runs a workload on a copy of from and reports whether it ended before
+// the fault was reached, and whether the index failed.
+func runWithFaults(t *testing.T, shared *Shared, f *faults, from base) (done, failed bool) {
 	t.Helper()
-	mem := vfs.NewCrashableMem()
+	mem := cloneMem(from.fs)
 	rng := rand.New(rand.NewPCG(1, 2))
-	h := newHistory()
-	var durable Position
+	h := &history{state: from.h.state, states: maps.Clone(from.h.states), next: from.h.next}
+	durable := h.next
 	o := Options{FS: errorfs.Wrap(mem, f), Shared: shared}
 	x, err := Open("/data/db", o)
 	if err != nil {
@@ -233,7 +268,11 @@ func runWithFaults(t *testing.T, shared *Shared, f *faults) (done, failed bool) 
 			}
 			wantContents(t, x, h.state) // reads go on
 		}
-		durable = x.Durable()
+		if p := x.Durable(); p.NextLog < durable.NextLog {
+			t.Fatalf("k %d: durable went back from %+v to %+v", f.k, durable, p)
+		} else {
+			durable = p
+		}
 		if err := x.Close(); err != nil {
 			failed = true
 			if !errors.Is(err, syscall.ENOSPC) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -17,15 +18,21 @@ import (
 
 // failure is the sticky first error of an index's background work.
 //
-// Pebble repeats a failed flush at once and for ever, and expects the process to
-// end when a write to its MANIFEST fails, as it is not known then what is on the
-// disk. Here the index stops taking commits instead, and failingFS keeps Pebble
-// from writing anything more: what is on the disk stays a state that the next
-// Open understands.
+// Pebble repeats a failed flush at once and for ever, and when a write to its
+// MANIFEST fails it expects the process to end: it is not known then what is on the
+// disk, and Pebble's own state is no longer consistent, so that going on panics.
+// Here the index stops taking commits instead, and failingFS keeps Pebble from
+// changing anything more, so that what is on the disk stays a state that the next
+// Open understands. The MANIFEST is a case of its own, see concealingFile.
 type failure struct {
 	first  atomic.Pointer[error]
 	once   sync.Once
 	failed chan struct{} // closed at the first failure
+	stop   func()        // stops compactions; Pebble's locks may be held
+
+	// background says that Pebble may be at work in the background, where an error
+	// has nobody to be returned to, and opened that Open has succeeded.
+	background, opened atomic.Bool
 
 	releaseOnce sync.Once
 	released    chan struct{} // closed when Close begins
@@ -43,11 +50,13 @@ func (f *failure) err() error {
 	return nil
 }
 
+// set makes cause the failure if there is none yet. Pebble's locks may be held.
 func (f *failure) set(cause error) {
 	f.once.Do(func() {
 		err := fmt.Errorf("%w: %w", ErrFailed, cause)
 		f.first.Store(&err)
 		close(f.failed)
+		f.stop()
 	})
 }
 
@@ -62,8 +71,8 @@ const retryDelay = time.Second
 // refuse is err with the delay.
 func (f *failure) refuse() error {
 	err := f.err()
-	if err == nil {
-		return nil
+	if err == nil || !f.opened.Load() {
+		return err
 	}
 	delay := time.NewTimer(retryDelay)
 	defer delay.Stop()
@@ -72,12 +81,6 @@ func (f *failure) refuse() error {
 	case <-f.released:
 	}
 	return err
-}
-
-// fail marks the index as failed. It may be called with Pebble's locks held.
-func (x *Index) fail(cause error) {
-	x.failure.set(cause)
-	x.sched.stop()
 }
 
 // classify turns an error of Pebble's into damage if it is that.
@@ -122,6 +125,9 @@ type failingFS struct {
 }
 
 func (s failingFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	if s.bookkeeping(name) {
+		return s.createConcealing(name, category)
+	}
 	if err := s.f.refuse(); err != nil {
 		return nil, err
 	}
@@ -142,7 +148,13 @@ func (s failingFS) ReuseForWrite(oldname, newname string, category vfs.DiskWrite
 	return s.wrap(s.FS.ReuseForWrite(oldname, newname, category))
 }
 
-func (s failingFS) OpenDir(name string) (vfs.File, error) { return s.wrap(s.FS.OpenDir(name)) }
+func (s failingFS) OpenDir(name string) (vfs.File, error) {
+	file, err := s.wrap(s.FS.OpenDir(name))
+	if err != nil {
+		return nil, err
+	}
+	return concealingFile{file, s.f}, nil
+}
 
 func (s failingFS) Link(oldname, newname string) error {
 	if err := s.f.err(); err != nil {
@@ -222,3 +234,77 @@ func (s failingFile) SyncTo(length int64) (fullSync bool, err error) {
 	}
 	return s.File.SyncTo(length)
 }
+
+// bookkeeping tells the files in which Pebble writes down which tables there are
+// (MANIFEST-…), and which of these files is the current one (marker.…).
+func (s failingFS) bookkeeping(name string) bool {
+	base := s.PathBase(name)
+	return strings.HasPrefix(base, "MANIFEST-") || strings.HasPrefix(base, "marker.")
+}
+
+// createConcealing creates a file for bookkeeping, or one in memory if that fails.
+func (s failingFS) createConcealing(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	err := s.f.err()
+	if err == nil {
+		var file vfs.File
+		if file, err = s.wrap(s.FS.Create(name, category)); err == nil {
+			return concealingFile{file, s.f}, nil
+		}
+	}
+	if err = s.f.conceal(err); err != nil {
+		return nil, err
+	}
+	return vfs.NewMem().Create(s.PathBase(name), category)
+}
+
+// concealingFile tells Pebble that writing it has succeeded even where it has
+// failed, as soon as Pebble may write in the background. It is for the bookkeeping and for
+// directories. The index is marked as failed before, so that every further change
+// is refused: in particular no table is removed that the bookkeeping on the disk
+// still names. Pebble meanwhile carries on with a state in memory that is
+// consistent, which reads need. Nobody takes the lie for durable, since a flush asks
+// the failure last.
+type concealingFile struct {
+	vfs.File
+	f *failure
+}
+
+// conceal turns the error of a change into the index's failure.
+func (f *failure) conceal(err error) error {
+	if err == nil || !f.background.Load() {
+		return err
+	}
+	f.set(err)
+	return nil
+}
+
+func (c concealingFile) Write(p []byte) (int, error) {
+	n, err := c.File.Write(p)
+	if err = c.f.conceal(err); err == nil {
+		n = len(p)
+	}
+	return n, err
+}
+
+func (c concealingFile) WriteAt(p []byte, off int64) (int, error) {
+	n, err := c.File.WriteAt(p, off)
+	if err = c.f.conceal(err); err == nil {
+		n = len(p)
+	}
+	return n, err
+}
+
+func (c concealingFile) Preallocate(offset, length int64) error {
+	return c.f.conceal(c.File.Preallocate(offset, length))
+}
+
+func (c concealingFile) Sync() error { return c.f.conceal(c.File.Sync()) }
+
+func (c concealingFile) SyncData() error { return c.f.conceal(c.File.SyncData()) }
+
+func (c concealingFile) SyncTo(length int64) (fullSync bool, err error) {
+	fullSync, err = c.File.SyncTo(length)
+	return fullSync, c.f.conceal(err)
+}
+
+func (c concealingFile) Close() error { return c.f.conceal(c.File.Close()) }

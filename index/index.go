@@ -96,17 +96,25 @@ func Open(dir string, o Options) (*Index, error) {
 		shared:  o.Shared,
 		lock:    lock,
 		failure: newFailure(),
-		sched:   o.Shared.limiter.newScheduler(),
 	}
+	x.sched = o.Shared.limiter.newScheduler(func() { x.failure.background.Store(true) })
+	x.failure.stop = x.sched.stop
 	x.gate.init()
 	x.stall.init()
 	x.tables.changed.Store(true)
 	if x.db, err = x.openDB(o); err != nil {
+		x.sched.stop()
 		return nil, errors.Join(err, lock.Close())
 	}
-	if err := x.loadPosition(); err != nil {
+	err = x.failure.err() // a write that has been concealed
+	if err == nil {
+		err = x.loadPosition()
+	}
+	if err != nil {
 		return nil, errors.Join(err, x.db.Close(), lock.Close())
 	}
+	x.failure.opened.Store(true)
+	x.sched.start()
 	x.setMemTables(firstMemTable)
 	return x, nil
 }

@@ -161,7 +161,7 @@ func (l logger) Fatalf(format string, args ...any) {
 	if cause == nil {
 		cause = fmt.Errorf(format, args...)
 	}
-	l.x.fail(l.x.classify(cause))
+	l.x.failure.set(l.x.classify(cause))
 }
 
 func (l logger) debugf(format string, args ...any) {

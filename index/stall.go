@@ -98,13 +98,19 @@ func (x *Index) full() bool {
 	if !s.crowded.Swap(false) {
 		return false
 	}
-	metrics := x.db.Metrics()
-	x.setMemTables(int64(metrics.MemTable.Size + metrics.MemTable.ZombieSize))
-	if metrics.Levels[0].Sublevels < maxSublevels {
+	if x.measure() < maxSublevels {
 		return false
 	}
 	s.crowded.Store(true)
 	return true
+}
+
+// measure tells the Shared about the memtables and returns how many tables of
+// level 0 a lookup may have to ask. The caller holds x.commit.
+func (x *Index) measure() (sublevels int32) {
+	metrics := x.db.Metrics()
+	x.setMemTables(int64(metrics.MemTable.Size + metrics.MemTable.ZombieSize))
+	return metrics.Levels[0].Sublevels
 }
 
 // events returns what Pebble tells the index. The callbacks run with Pebble's
@@ -124,10 +130,10 @@ func (x *Index) events() *pebble.EventListener {
 			x.tables.changed.Store(true)
 		},
 		BackgroundError: func(err error) {
-			x.fail(x.classify(err))
+			x.failure.set(x.classify(err))
 		},
 		DataCorruption: func(info pebble.DataCorruptionInfo) {
-			x.fail(record.Corrupt(info.Path, 0, info.Details))
+			x.failure.set(record.Corrupt(info.Path, 0, info.Details))
 		},
 	}
 }
