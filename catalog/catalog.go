@@ -161,6 +161,7 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 	if c.store() {
 		c.wg.Go(c.attach)
 		c.wg.Go(c.keep)
+		c.wg.Go(c.watch)
 	}
 	return c, nil
 }

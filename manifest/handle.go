@@ -18,6 +18,9 @@ var (
 	// ErrAbsent is what a Store returns when, and only when, the bucket said
 	// that there is no manifest.
 	ErrAbsent = errors.New("manifest: absent")
+	// ErrUnchanged is what LoadIfChanged of a Store returns when the manifest
+	// still has the given ETag.
+	ErrUnchanged = errors.New("manifest: unchanged")
 	// ErrConflict is what a Store returns when the condition of Replace did
 	// not hold.
 	ErrConflict = errors.New("manifest: replaced by someone else")
@@ -47,6 +50,9 @@ type Store interface {
 	// Load returns the whole manifest and its ETag. ErrAbsent only if the
 	// store said plainly that there is none. The caller owns the bytes.
 	Load(ctx context.Context) (data []byte, etag string, err error)
+	// LoadIfChanged is Load, but ErrUnchanged while the manifest has the given
+	// ETag, which is not empty.
+	LoadIfChanged(ctx context.Context, etag string) (data []byte, newETag string, err error)
 	// Replace stores data if the manifest still has the given ETag ("" = there
 	// is none), else ErrConflict, and returns the new ETag. A store without
 	// conditional writes replaces always. It keeps no reference to data.
@@ -249,6 +255,39 @@ func (h *Handle) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return h.judge(m, etag)
+}
+
+// Look asks the bucket whether the partition is still this writer's: ErrFenced
+// once another one has it. It writes nothing to the bucket, and moves no bytes
+// while nothing has changed there. Without a claim there is nothing to ask. Any
+// other error leaves the question open.
+func (h *Handle) Look(ctx context.Context) error {
+	if err := h.lock(ctx); err != nil {
+		return err
+	}
+	defer h.unlock()
+	switch {
+	case h.fenced.Load():
+		return ErrFenced
+	case h.epoch == 0:
+		return nil
+	case h.etag == "":
+		return h.reconcile(ctx)
+	}
+	m, etag, err := h.decoded(h.o.Store.LoadIfChanged(ctx, h.etag))
+	if errors.Is(err, ErrUnchanged) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return h.judge(m, etag)
+}
+
+// judge is the second half of reconcile: m, nil if there is none, is what the
+// bucket holds under etag.
+func (h *Handle) judge(m *Manifest, etag string) error {
 	cur := h.Current()
 	switch {
 	case m == nil:
@@ -274,7 +313,11 @@ func (h *Handle) reconcile(ctx context.Context) error {
 
 // load reads the bucket's manifest; nil when the bucket says it has none.
 func (h *Handle) load(ctx context.Context) (*Manifest, string, error) {
-	data, etag, err := h.o.Store.Load(ctx)
+	return h.decoded(h.o.Store.Load(ctx))
+}
+
+// decoded makes a manifest of this partition out of what the Store answered.
+func (h *Handle) decoded(data []byte, etag string, err error) (*Manifest, string, error) {
 	if errors.Is(err, ErrAbsent) {
 		return nil, "", nil
 	}

@@ -280,6 +280,64 @@ func TestOlderWriterIsFenced(t *testing.T) {
 	}
 }
 
+// A writer that does not write finds out by looking. Cases 7-17, 7-18.
+func TestLook(t *testing.T) {
+	for _, conditional := range []bool{true, false} {
+		s := &memStore{conditional: conditional}
+		idle := manifest.Open(options(s, newFS(t), "idle"))
+		if err := idle.Look(t.Context()); err != nil || s.loads != 0 {
+			t.Fatalf("without a claim: %v, %d loads", err, s.loads)
+		}
+		a := claimed(t, s, "a")
+		if err := a.Commit(t.Context(), adding(segment(0, 9, "x"))); err != nil {
+			t.Fatal(err)
+		}
+		replaces := s.replaces
+		if err := a.Look(t.Context()); err != nil {
+			t.Fatalf("nothing has changed: %v", err)
+		}
+		s.failLoad = errReply
+		if err := a.Look(t.Context()); !errors.Is(err, errReply) || a.Fenced() {
+			t.Fatalf("the store does not answer: %v, fenced %t", err, a.Fenced())
+		}
+		s.failLoad = nil
+		if s.replaces != replaces {
+			t.Error("looking wrote")
+		}
+		b := claimed(t, s, "b")
+		loads := s.loads
+		for range 2 {
+			if err := a.Look(t.Context()); !errors.Is(err, manifest.ErrFenced) || !a.Fenced() {
+				t.Fatalf("conditional=%t: another writer has it: %v", conditional, err)
+			}
+		}
+		if s.loads != loads+1 {
+			t.Errorf("%d loads, want one: fencing sticks", s.loads-loads)
+		}
+		if err := b.Look(t.Context()); err != nil {
+			t.Errorf("the newer writer: %v", err)
+		}
+		s.data = nil
+		if err := b.Look(t.Context()); !errors.Is(err, record.ErrCorrupt) || b.Fenced() {
+			t.Errorf("the manifest is gone: %v", err)
+		}
+	}
+}
+
+// An own write whose reply was lost is not somebody else's.
+func TestLookAfterALostReply(t *testing.T) {
+	s := &memStore{conditional: true}
+	a := claimed(t, s, "a")
+	s.lose = replyLost
+	if err := a.Commit(t.Context(), adding(segment(0, 9, "x"))); !errors.Is(err, errReply) {
+		t.Fatal(err)
+	}
+	if err := a.Look(t.Context()); err != nil || a.Fenced() {
+		t.Fatalf("%v, fenced %t", err, a.Fenced())
+	}
+	wantRanges(t, a.Current(), [2]int64{0, 9})
+}
+
 // A copied disk gives two processes of one name. Sessions tell them apart.
 func TestCloneOfAWriterIsFenced(t *testing.T) {
 	for _, conditional := range []bool{true, false} {

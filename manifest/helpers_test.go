@@ -59,6 +59,14 @@ func (s *memStore) Load(context.Context) ([]byte, string, error) {
 	return append([]byte(nil), s.data...), s.etag(), nil
 }
 
+func (s *memStore) LoadIfChanged(ctx context.Context, etag string) ([]byte, string, error) {
+	data, now, err := s.Load(ctx)
+	if err == nil && now == etag {
+		return nil, "", manifest.ErrUnchanged
+	}
+	return data, now, err
+}
+
 func (s *memStore) Replace(_ context.Context, data []byte, etag string) (string, error) {
 	if before := s.before; before != nil {
 		s.before = nil

@@ -14,12 +14,13 @@ import (
 const (
 	opRead   = "read" // one ranged GET
 	opGet    = "get"  // a whole object
+	opLook   = "look" // a whole object, unless it is unchanged
 	opPut    = "put"
 	opDelete = "delete"
 	opList   = "list" // one listing, over however many pages
 )
 
-var operations = []string{opRead, opGet, opPut, opDelete, opList}
+var operations = []string{opRead, opGet, opLook, opPut, opDelete, opList}
 
 // Metrics are the counters of one bucket. All series exist from the start, so
 // a rate over a failure that has never happened is zero and not missing.
@@ -119,7 +120,7 @@ func (b *metered) Get(ctx context.Context, key string, maxBytes int64) ([]byte, 
 func (b *metered) GetIfChanged(ctx context.Context, key, etag string, maxBytes int64) ([]byte, string, error) {
 	start := time.Now()
 	data, newETag, err := b.inner.GetIfChanged(ctx, key, etag, maxBytes)
-	b.done(opGet, start, err)
+	b.done(opLook, start, err)
 	b.m.bytes.WithLabelValues("read").Add(float64(len(data)))
 	return data, newETag, err
 }

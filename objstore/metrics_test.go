@@ -58,6 +58,7 @@ keyhole_object_store_bytes_total{direction="written"} 5
 keyhole_object_store_retries_total{op="delete"} 0
 keyhole_object_store_retries_total{op="get"} 0
 keyhole_object_store_retries_total{op="list"} 0
+keyhole_object_store_retries_total{op="look"} 0
 keyhole_object_store_retries_total{op="put"} 0
 keyhole_object_store_retries_total{op="read"} 2
 `

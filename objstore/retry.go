@@ -178,7 +178,7 @@ func (r *retrier) Get(ctx context.Context, key string, maxBytes int64) (data []b
 }
 
 func (r *retrier) GetIfChanged(ctx context.Context, key, etag string, maxBytes int64) (data []byte, newETag string, err error) {
-	err = r.try(ctx, opGet, r.readTimeout(maxBytes), 0, func(ctx context.Context) (err error) {
+	err = r.try(ctx, opLook, r.readTimeout(maxBytes), 0, func(ctx context.Context) (err error) {
 		data, newETag, err = r.inner.GetIfChanged(ctx, key, etag, maxBytes)
 		return err
 	})

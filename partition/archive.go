@@ -72,7 +72,7 @@ func (p *Partition) claim(ctx context.Context) error {
 		// Another writer had the partition since this disk last saw the bucket.
 		st := p.log.Load().State()
 		if st.HighWatermark > st.RemoteNext {
-			p.fence(fmt.Errorf("offsets %d to %d were acknowledged here and never uploaded: %w", st.RemoteNext, st.HighWatermark-1, err))
+			p.fence(p.unuploaded(err))
 			return ErrNotHosted
 		}
 		return errTakeOver
@@ -89,7 +89,7 @@ func (p *Partition) claim(ctx context.Context) error {
 // is what the failure says.
 func (p *Partition) storeFailed(err error) error {
 	if errors.Is(err, tiered.ErrFenced) {
-		p.fence(err)
+		p.fence(p.unuploaded(err))
 		return ErrNotHosted
 	}
 	p.setStoreTrouble(err)

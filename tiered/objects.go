@@ -39,8 +39,18 @@ type bucketStore struct {
 }
 
 func (s *bucketStore) Load(ctx context.Context) ([]byte, string, error) {
-	data, etag, err := s.bucket.Get(ctx, s.key, manifest.MaxBytes)
+	return s.loaded(s.bucket.Get(ctx, s.key, manifest.MaxBytes))
+}
+
+func (s *bucketStore) LoadIfChanged(ctx context.Context, etag string) ([]byte, string, error) {
+	return s.loaded(s.bucket.GetIfChanged(ctx, s.key, etag, manifest.MaxBytes))
+}
+
+// loaded puts the bucket's errors into the words of a manifest.Store.
+func (s *bucketStore) loaded(data []byte, etag string, err error) ([]byte, string, error) {
 	switch {
+	case errors.Is(err, objstore.ErrNotModified):
+		return nil, "", fmt.Errorf("%w: %w", manifest.ErrUnchanged, err)
 	case errors.Is(err, objstore.ErrNotFound):
 		return nil, "", fmt.Errorf("%w: %w", manifest.ErrAbsent, err)
 	case errors.Is(err, objstore.ErrTooLarge):

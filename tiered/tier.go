@@ -157,6 +157,19 @@ func (t *Tier) Claim(ctx context.Context, takeOver bool) (epoch int64, err error
 	return epoch, nil
 }
 
+// Look asks the bucket whether the partition is still this node's: ErrFenced
+// once a newer writer has it. It costs one request, which moves no bytes while
+// the manifest is as it was; before a Claim it costs none. Other errors are the
+// store's and leave the question open.
+func (t *Tier) Look(ctx context.Context) (err error) {
+	ctx, done, err := t.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { done(&err) }()
+	return t.manifest.Look(ctx)
+}
+
 // sweep removes tables that neither the manifest nor a begun upload names: left
 // by a process that ended before its upload did. It runs when the bucket's own manifest is at hand.
 func (t *Tier) sweep() {

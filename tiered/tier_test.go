@@ -122,6 +122,29 @@ func TestOlderWriterIsFenced(t *testing.T) {
 	}
 }
 
+// A node that uploads nothing learns by looking, at the cost of one request.
+func TestLook(t *testing.T) { // case 7-18
+	b := newBucket()
+	a := newNode(t, b, nodeOptions{writer: "a"})
+	a.upload(t, newBuilder(t, 0).numbered(10))
+	before := len(b.Calls())
+	if err := a.Look(t.Context()); err != nil {
+		t.Fatalf("nothing has changed: %v", err)
+	}
+	calls := b.Calls()[before:]
+	if len(calls) != 1 || calls[0].Op != objstoretest.OpGetIfChanged || calls[0].Key != ManifestKey(prefix) {
+		t.Errorf("a look cost %+v, want one conditional read of the manifest", calls)
+	}
+	newNode(t, b, nodeOptions{writer: "b"})
+	if err := a.Look(t.Context()); !errors.Is(err, ErrFenced) || !a.Fenced() {
+		t.Errorf("a newer writer has it: %v", err)
+	}
+	a.Close()
+	if err := a.Look(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
 // case 7-20
 func TestUploadsOfOneProcessTakeTurns(t *testing.T) {
 	b := newBucket()
