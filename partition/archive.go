@@ -46,7 +46,11 @@ func (p *Partition) chore(ctx context.Context) error {
 		return nil
 	}
 	// What is sealed goes to the bucket even if the log cannot note that.
-	if err := p.uploadSealed(ctx, log, s); err != nil || log.Err() != nil {
+	err := p.uploadSealed(ctx, log, s)
+	if errors.Is(err, errTakeOver) {
+		return errors.Join(err, p.beginAnew(err))
+	}
+	if err != nil || log.Err() != nil {
 		return err
 	}
 	return p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now()))
@@ -254,6 +258,9 @@ func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, 
 	}
 	defer p.leave()
 	log := p.log.Load()
+	if log == nil { // it began anew while this waited
+		return Status{}, p.notServing()
+	}
 	if err := rollForTarget(ctx, log, localTargetBytes); err != nil {
 		return Status{}, p.appendTrouble(err)
 	}

@@ -187,7 +187,14 @@ func (p *Partition) run() {
 	}
 	backoff := time.Duration(0)
 	for {
-		if err := p.chore(p.ctx); err != nil && p.ctx.Err() == nil {
+		err := p.chore(p.ctx)
+		if errors.Is(err, errTakeOver) && p.log.Load() == nil {
+			if !p.recoverUntilOpen() {
+				return
+			}
+			continue
+		}
+		if err != nil && p.ctx.Err() == nil {
 			backoff = nextBackoff(backoff)
 			p.o.Logger.Warn("background work failed; will try again", "err", err, "in", backoff)
 			if !p.pause(jitter(backoff)) {

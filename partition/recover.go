@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"keyhole/index"
 	"keyhole/locallog"
 	"keyhole/manifest"
 	"keyhole/tiered"
@@ -31,6 +32,8 @@ func (p *Partition) recoverUntilOpen() bool {
 			return true
 		case p.ctx.Err() != nil:
 			return false
+		case errors.Is(err, errTakeOver) && p.log.Load() == nil:
+			continue // at once, with a log that begins where the bucket ends
 		case isCorrupt(err):
 			p.damage("record", err)
 			return false
@@ -104,6 +107,9 @@ func (p *Partition) openTier() error {
 // openLog opens the local log, and begins one where there is none: at offset 0
 // for a new topic, else where the bucket ends.
 func (p *Partition) openLog(ctx context.Context, s *Settings) error {
+	if err := p.removeOutdated(); err != nil {
+		return err
+	}
 	dir := p.logDir()
 	have, err := p.hasLog(dir)
 	if err != nil {
@@ -191,7 +197,7 @@ func (p *Partition) claimBriefly(ctx context.Context) error {
 	err := p.claim(attempt)
 	switch {
 	case errors.Is(err, errTakeOver):
-		return p.beginAnew(err)
+		return errors.Join(err, p.beginAnew(err))
 	case err != nil && unavailable(err):
 		p.o.Logger.Warn("object store is away; serving the local log", "err", err)
 		return nil
@@ -214,18 +220,37 @@ func (p *Partition) checkAgainstBucket() error {
 // beginAnew throws the local log and index away; the next recover begins a log
 // where the bucket ends. It is only called when the bucket has everything that
 // was acknowledged here.
+//
+// The index goes first: its position counts in log offsets of the old log. The
+// log goes by one rename, because what is left of a log that is removed file by
+// file looks like one that was never uploaded.
 func (p *Partition) beginAnew(why error) error {
 	p.o.Logger.Warn("bucket is ahead of this disk; local log begins anew where the bucket ends", "err", why)
 	p.serving.Store(nil)
 	log := p.log.Swap(nil)
 	p.claimed.Store(false)
-	err := errors.Join(log.Close(), p.feed.close())
-	if err == nil {
-		err = errors.Join(p.o.FS.RemoveAll(p.logDir()), p.o.FS.RemoveAll(p.indexDir()))
+	p.o.New = false
+	if err := errors.Join(log.Close(), p.feed.close()); err != nil {
+		return fmt.Errorf("close outdated local log: %w", err)
 	}
-	if err != nil {
+	if err := index.Remove(p.o.FS, p.indexDir()); err != nil {
+		return fmt.Errorf("remove outdated index: %w", err)
+	}
+	if err := p.o.FS.Rename(p.logDir(), p.outdatedDir()); err != nil {
+		return fmt.Errorf("set outdated local log aside: %w", err)
+	}
+	if err := manifest.SyncDir(p.o.FS, p.o.Dir); err != nil {
+		return fmt.Errorf("set outdated local log aside: %w", err)
+	}
+	return p.removeOutdated()
+}
+
+func (p *Partition) outdatedDir() string { return p.o.FS.PathJoin(p.o.Dir, "log.outdated") }
+
+// removeOutdated removes what beginAnew set aside, also after a crash in between.
+func (p *Partition) removeOutdated() error {
+	if err := p.o.FS.RemoveAll(p.outdatedDir()); err != nil {
 		return fmt.Errorf("remove outdated local log: %w", err)
 	}
-	p.o.New = false
-	return fmt.Errorf("beginning anew: %w", errTakeOver)
+	return nil
 }

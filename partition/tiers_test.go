@@ -243,6 +243,18 @@ func TestOlderWriterIsFenced(t *testing.T) { // cases 7-17, 7-18
 // A disk that another writer has overtaken, but that holds nothing of its own,
 // begins anew where the bucket ends.
 func TestOvertakenDiskWithoutTailBeginsAnew(t *testing.T) {
+	a, want := overtaken(t)
+	p := a.open()
+	verify(t, p, want, nil)
+	if off := put(t, p, "next", "v"); off != 80 {
+		t.Fatalf("next offset %d, want 80", off)
+	}
+}
+
+// overtaken is a stopped node whose every record is in the bucket, followed by
+// those of another node, and what a reader of both must find.
+func overtaken(t *testing.T) (*rig, map[string]string) {
+	t.Helper()
 	a := newRig(t)
 	want := fill(t, a.open(), "a", 40)
 	evict(t, a.p)
@@ -251,10 +263,54 @@ func TestOvertakenDiskWithoutTailBeginsAnew(t *testing.T) {
 	maps.Copy(want, fill(t, b.open(), "b", 40))
 	evict(t, b.p)
 	b.stop()
+	return a, want
+}
+
+// The same when the store was away as the overtaken disk started, so that it
+// learns of it only later.
+func TestOvertakenDiskLearnsLater(t *testing.T) {
+	a, want := overtaken(t)
+	a.store.Before(func(context.Context, objstoretest.Call) error { return objstore.ErrUnavailable })
 	p := a.open()
+	a.store.Before(nil)
+	eventually(t, "the other writer's records", func() bool { _, err := get(p, "b-039"); return err == nil })
 	verify(t, p, want, nil)
 	if off := put(t, p, "next", "v"); off != 80 {
 		t.Fatalf("next offset %d, want 80", off)
+	}
+}
+
+// However far beginning anew came before the power went off, the next start
+// begins anew, or has.
+func TestPowerCutWhileBeginningAnew(t *testing.T) {
+	for at := 0; ; at++ {
+		a, want := overtaken(t)
+		w := &power{disk: a.fs.(*vfs.MemFS), cut: make(chan struct{})}
+		w.mu.at, w.mu.rng = at, rand.New(rand.NewPCG(uint64(at), 0))
+		w.wire(a)
+		a.dying = true
+		p := a.start()
+		select {
+		case <-w.cut:
+		case <-p.Opened():
+		}
+		a.stop()
+		w.mu.Lock()
+		after := w.mu.after
+		w.mu.Unlock()
+		if after == nil {
+			t.Logf("%d steps", at)
+			return
+		}
+		a.store.Before(nil)
+		a.store.After(nil)
+		a.fs, a.dying = after, false
+		p = a.open()
+		verify(t, p, want, nil)
+		if off := put(t, p, "next", "v"); off != 80 {
+			t.Fatalf("step %d: next offset %d, want 80", at, off)
+		}
+		a.stop()
 	}
 }
 
