@@ -156,10 +156,10 @@ var (
 	short = scale{
 		name:      "quick",
 		hotRounds: 3, hotRound: time.Second, hotKeys: 10_000,
-		coldBlocks: 3, coldBlock: 100, coldKeys: 5_000,
-		chunkSizes: []int64{16 << 10, 64 << 10, 256 << 10}, chunkBytes: 8 << 20, chunkColds: 60, chunkMixed: 300,
+		coldBlocks: 3, coldBlock: 80, coldKeys: 5_000,
+		chunkSizes: []int64{16 << 10, 128 << 10}, chunkBytes: 6 << 20, chunkColds: 60, chunkMixed: 200,
 		appendRounds: 3, appends: 4_000,
-		growth: []int{10_000, 300_000}, growthRounds: 3, growthLookups: 30_000,
+		growth: []int{10_000, 200_000}, growthRounds: 2, growthLookups: 30_000,
 		idlePartitions: 200,
 	}
 	normal = scale{
