@@ -13,19 +13,18 @@ import (
 func TestTakenOver(t *testing.T) {
 	eachBackend(t, func(t *testing.T, s *store) {
 		older := coldNode(t, s)
-		newer := newNode(t, s)
-		newer.start()
-		newer.waitReady()
-		takesOver(t, newer)
-
 		put := func(n *node, key string, status int) {
 			t.Helper()
 			if a := n.do("PUT", n.kv(coldTopic, key), nil, []byte("value of "+key)); a.status != status {
 				t.Errorf("put %s: %v, want %d", key, a, status)
 			}
 		}
+		put(older, "late", 200)
+		newer := newNode(t, s)
+		newer.start()
+		newer.waitReady()
+		takesOver(t, newer)
 		put(newer, "mine", 200)
-		put(older, "late", 200) // nothing has told it yet
 		evict := "/v1/cloud_storage/evict/" + coldTopic + "/0"
 		older.adminJSON("POST", evict, object{"local_target_bytes": 0}, 421, nil)
 		fenced := func(when string) {
