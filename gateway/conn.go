@@ -5,8 +5,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Bounds of writing to a client.
@@ -19,36 +22,97 @@ const (
 	deadlineSlack = 5 * time.Second
 	// linger is how long a refused client that is still sending is listened to.
 	linger = time.Second
+	// refusalsAtOnce bounds the connections that are being told that there are too
+	// many; one more is closed without a word.
+	refusalsAtOnce = 64
 )
+
+// tooMany is the answer to a connection beyond the bound.
+const tooMany = "HTTP/1.1 503 Service Unavailable\r\nX-Kv-Reason: " + reasonOverloaded + "\r\nRetry-After: 1\r\n" +
+	"Content-Type: application/json\r\nContent-Length: 33\r\nConnection: close\r\n\r\n" + `{"error":"too many connections"}` + "\n"
 
 // slowListener accepts connections whose writes have a deadline by progress: a
 // client that takes nothing for the time of stall is cut, one that keeps taking
 // is not, however long the whole answer lasts. A deadline for the whole answer,
 // as http.Server.WriteTimeout sets it, cannot do both.
+//
+// At most max of its connections are open at once. Whoever comes then is told so,
+// rather than left to wait until a place is free: behind a bound the queue would
+// only grow.
 type slowListener struct {
 	net.Listener
 	stall time.Duration
 	log   *slog.Logger
+
+	max      int64
+	open     atomic.Int64
+	refusals chan struct{}   // holds one element for each that is being told
+	telling  *sync.WaitGroup // of their goroutines
+	refused  prometheus.Counter
 }
 
 // Accept implements net.Listener. It logs what keeps it from accepting, such as
 // too many open files: net/http repeats the call, and would say so only in the
 // log that also holds every oddity of a client.
-func (l slowListener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		if !errors.Is(err, net.ErrClosed) {
-			l.log.Warn("cannot accept a connection", "listener", l.Addr().String(), "err", err)
+func (l *slowListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			if !errors.Is(err, net.ErrClosed) {
+				l.log.Warn("cannot accept a connection", "listener", l.Addr().String(), "err", err)
+			}
+			return nil, err
 		}
-		return nil, err
+		conn := &slowConn{Conn: c, stall: l.stall}
+		if l.open.Add(1) <= l.max {
+			conn.closed = func() { l.open.Add(-1) }
+			return conn, nil
+		}
+		l.open.Add(-1)
+		l.refused.Inc()
+		l.refuse(conn)
 	}
-	return &slowConn{Conn: c, stall: l.stall}, nil
+}
+
+// refuse tells a client that there are too many, and closes its connection. It
+// does not keep the listener waiting.
+func (l *slowListener) refuse(c *slowConn) {
+	select {
+	case l.refusals <- struct{}{}:
+	default:
+		_ = c.Close() // nothing to be lost
+		return
+	}
+	l.telling.Go(func() {
+		defer func() { <-l.refusals }()
+		defer c.Close()
+		// Once the client has begun to ask: some take an answer before that for an
+		// error of the connection.
+		_ = c.SetDeadline(time.Now().Add(linger))
+		if _, err := c.Read(make([]byte, 1)); err != nil {
+			return
+		}
+		if _, err := io.WriteString(c.Conn, tooMany); err == nil {
+			_ = c.CloseWrite() // the client has been told, or has gone
+		}
+	})
 }
 
 type slowConn struct {
 	net.Conn
-	stall time.Duration
-	set   atomic.Int64 // when the deadline was last moved, Unix nanoseconds
+	stall  time.Duration
+	set    atomic.Int64 // when the deadline was last moved, Unix nanoseconds
+	once   sync.Once
+	closed func() // called by the first Close; may be nil
+}
+
+// Close implements net.Conn; net/http may call it more than once.
+func (c *slowConn) Close() error {
+	err := c.Conn.Close()
+	if c.closed != nil {
+		c.once.Do(c.closed)
+	}
+	return err
 }
 
 // Write sends b piece by piece, each with a deadline of its own.

@@ -34,6 +34,7 @@ var codeClasses = [...]string{"none", "1xx", "2xx", "3xx", "4xx", "5xx"}
 type metrics struct {
 	requests *prometheus.CounterVec // route, code
 	panics   prometheus.Counter
+	refused  prometheus.Counter
 
 	lookups lookupMetrics
 
@@ -70,6 +71,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "keyhole_http_panics_total",
 			Help: "Requests that ran into a bug and were answered 500.",
 		}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "keyhole_http_connections_refused_total",
+			Help: "Connections beyond the bound, which were answered 503 and closed.",
+		}),
 		bodyBytes: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "keyhole_http_body_bytes",
 			Help: "Memory that request bodies in flight hold.",
@@ -88,7 +93,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		Name: "keyhole_produce_records_total",
 		Help: "Records that clients wrote, by outcome.",
 	}, []string{"outcome"})
-	reg.MustRegister(m.requests, m.panics, m.bodyBytes, lookups, seconds, records)
+	reg.MustRegister(m.requests, m.panics, m.refused, m.bodyBytes, lookups, seconds, records)
 
 	for s := range m.lookups.found {
 		source := partition.Source(s).String()

@@ -33,6 +33,7 @@ type Options struct {
 	BodyRate       int64         // bytes a second on the average; 1024
 	WriteStall     time.Duration // a client that takes no byte of an answer for so long is cut; 60 s
 	IdleTimeout    time.Duration // of a connection between requests; 3 min
+	MaxConnections int           // open at once on each listener, idle ones too; 4096
 
 	// DrainWindow is how long Shutdown goes on accepting requests after it has
 	// turned readiness off, so that a balancer notices; zero: not at all.
@@ -48,6 +49,7 @@ func (o *Options) setDefaults() {
 	setDefault(&o.BodyRate, 1024)
 	setDefault(&o.WriteStall, time.Minute)
 	setDefault(&o.IdleTimeout, 3*time.Minute)
+	setDefault(&o.MaxConnections, 4096)
 }
 
 func setDefault[T comparable](v *T, to T) {
@@ -118,8 +120,12 @@ func (s *Server) Start(data, admin net.Listener) {
 }
 
 func (s *Server) serve(srv *http.Server, l net.Listener, name string) {
+	bounded := &slowListener{
+		Listener: l, stall: s.o.WriteStall, log: s.o.Logger, max: int64(s.o.MaxConnections),
+		refusals: make(chan struct{}, refusalsAtOnce), telling: &s.serving, refused: s.metrics.refused,
+	}
 	s.serving.Go(func() {
-		err := srv.Serve(slowListener{l, s.o.WriteStall, s.o.Logger})
+		err := srv.Serve(bounded)
 		if !errors.Is(err, http.ErrServerClosed) {
 			s.failed <- fmt.Errorf("serve %s listener %s: %w", name, l.Addr(), err)
 		}

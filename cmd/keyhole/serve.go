@@ -36,6 +36,7 @@ type serveFlags struct {
 	bodyMinRate    int64
 	writeStall     time.Duration
 	idleTimeout    time.Duration
+	maxConnections int
 
 	drainWindow     time.Duration
 	shutdownTimeout time.Duration
@@ -94,6 +95,7 @@ all switches on, topics made on their first use with small segments.`,
 	fl.Int64Var(&f.bodyMinRate, "body-min-rate", 1024, "bytes a second that a body must keep after that")
 	fl.DurationVar(&f.writeStall, "write-stall-timeout", time.Minute, "a client that takes no byte of an answer for so long is cut")
 	fl.DurationVar(&f.idleTimeout, "idle-timeout", 3*time.Minute, "how long a connection may idle between requests")
+	fl.IntVar(&f.maxConnections, "max-connections", 4096, "connections open at once on each listener; one more is answered 503 and closed")
 	fl.DurationVar(&f.drainWindow, "drain-window", time.Second, "how long requests are served after readiness went off at a stop; longer than the probe interval of a load balancer (--dev: 0s)")
 	fl.DurationVar(&f.shutdownTimeout, "shutdown-timeout", 30*time.Second, "how long a stop may take, drain window included, before requests in flight are cut")
 	return cmd
@@ -170,6 +172,7 @@ func (f *serveFlags) checkLimits() error {
 	positive("body-min-rate", f.bodyMinRate)
 	positive("write-stall-timeout", int64(f.writeStall))
 	positive("idle-timeout", int64(f.idleTimeout))
+	positive("max-connections", int64(f.maxConnections))
 	positive("shutdown-timeout", int64(f.shutdownTimeout))
 	if f.drainWindow < 0 || f.drainWindow >= f.shutdownTimeout {
 		errs = append(errs, fmt.Errorf("--drain-window must not be negative and must be shorter than --shutdown-timeout"))

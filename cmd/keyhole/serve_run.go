@@ -69,6 +69,7 @@ func (a *app) serve(ctx context.Context, f *serveFlags) (err error) {
 		BodyRate:       f.bodyMinRate,
 		WriteStall:     f.writeStall,
 		IdleTimeout:    f.idleTimeout,
+		MaxConnections: f.maxConnections,
 		DrainWindow:    f.drainWindow,
 	})
 	server.Start(data, admin)
