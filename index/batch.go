@@ -63,7 +63,7 @@ func (b *Batch) Commit(p Position) error {
 	if b.err != nil {
 		return b.err
 	}
-	if p.NextLog < 0 || p.NextKafka < 0 {
+	if p.NextLog < 0 || p.NextKafka < 0 || p.SyncedLog < 0 {
 		return fmt.Errorf("%w: position %+v", ErrInvalid, p)
 	}
 	if !x.gate.enter() {
@@ -75,7 +75,7 @@ func (b *Batch) Commit(p Position) error {
 	if err := x.waitForRoom(); err != nil {
 		return err
 	}
-	var buf [1 + 2*binary.MaxVarintLen64]byte
+	var buf [1 + 3*binary.MaxVarintLen64]byte
 	if err := b.b.Set(positionKey, appendPosition(buf[:0], p), nil); err != nil {
 		return fmt.Errorf("index: %w", err)
 	}

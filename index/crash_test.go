@@ -299,7 +299,7 @@ func runWithFaults(t *testing.T, shared *Shared, f *faults, from base) (done, fa
 func TestFailedIndexRests(t *testing.T) {
 	f := &faults{k: 1 << 60, lasting: true, err: &fullDisk{}}
 	x := mustOpen(t, "/db", Options{FS: errorfs.Wrap(vfs.NewMem(), f), Shared: newShared(t)})
-	commit(t, x, map[string]int64{"a": 1}, Position{1, 1})
+	commit(t, x, map[string]int64{"a": 1}, Position{1, 1, 0})
 	f.now.Store(true)
 	if err := x.Flush(t.Context()); !errors.Is(err, ErrFailed) {
 		t.Fatalf("Flush: %v", err)

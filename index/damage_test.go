@@ -206,7 +206,7 @@ func TestDamageIsSticky(t *testing.T) {
 			t.Errorf("Scan: %v", err)
 		}
 		b := x.NewBatch()
-		if err := b.Commit(Position{9, 9}); !errors.Is(err, ErrFailed) || !errors.Is(err, record.ErrCorrupt) {
+		if err := b.Commit(Position{9, 9, 0}); !errors.Is(err, ErrFailed) || !errors.Is(err, record.ErrCorrupt) {
 			t.Errorf("Commit: %v", err)
 		}
 		if err := errors.Join(b.Close(), x.Close()); !errors.Is(err, record.ErrCorrupt) {
@@ -232,7 +232,7 @@ func TestEntriesWithoutPosition(t *testing.T) {
 		"no position at all": func(b *Batch) error { return b.b.Set(positionKey, nil, nil) },
 	} {
 		x := mustOpen(t, "/db", o)
-		commit(t, x, map[string]int64{"a": 1}, Position{1, 1})
+		commit(t, x, map[string]int64{"a": 1}, Position{1, 1, 0})
 		b := x.NewBatch()
 		if err := breakIt(b); err != nil {
 			t.Fatal(err)
@@ -256,7 +256,7 @@ func TestEntryWithoutOffset(t *testing.T) {
 	if err := b.b.Set([]byte{entryPrefix, 'a'}, []byte("not an offset"), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(b.Commit(Position{1, 1}), b.Close()); err != nil {
+	if err := errors.Join(b.Commit(Position{1, 1, 0}), b.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := x.Get([]byte("a")); !errors.Is(err, record.ErrCorrupt) {

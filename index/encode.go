@@ -46,7 +46,8 @@ func decodeOffset(value []byte) (int64, error) {
 func appendPosition(dst []byte, p Position) []byte {
 	dst = append(dst, positionVersion)
 	dst = binary.AppendUvarint(dst, uint64(p.NextLog))
-	return binary.AppendUvarint(dst, uint64(p.NextKafka))
+	dst = binary.AppendUvarint(dst, uint64(p.NextKafka))
+	return binary.AppendUvarint(dst, uint64(p.SyncedLog))
 }
 
 func decodePosition(value []byte) (Position, error) {
@@ -57,7 +58,7 @@ func decodePosition(value []byte) (Position, error) {
 		return Position{}, fmt.Errorf("version %d of the position is not known", value[0])
 	}
 	rest := value[1:]
-	var fields [2]int64
+	var fields [3]int64
 	for i := range fields {
 		v, n := binary.Uvarint(rest)
 		if n <= 0 || v > math.MaxInt64 || n != offsetSize(int64(v)) {
@@ -68,5 +69,5 @@ func decodePosition(value []byte) (Position, error) {
 	if len(rest) != 0 {
 		return Position{}, errPosition
 	}
-	return Position{NextLog: fields[0], NextKafka: fields[1]}, nil
+	return Position{NextLog: fields[0], NextKafka: fields[1], SyncedLog: fields[2]}, nil
 }

@@ -7,7 +7,7 @@ import (
 )
 
 func FuzzPosition(f *testing.F) {
-	for _, p := range []Position{{}, {1, 0}, {127, 128}, {math.MaxInt64, math.MaxInt64}} {
+	for _, p := range []Position{{}, {1, 0, 0}, {127, 128, 126}, {math.MaxInt64, math.MaxInt64, 0}} {
 		f.Add(appendPosition(nil, p))
 	}
 	f.Add([]byte{})
@@ -20,7 +20,7 @@ func FuzzPosition(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if p.NextLog < 0 || p.NextKafka < 0 {
+		if p.NextLog < 0 || p.NextKafka < 0 || p.SyncedLog < 0 {
 			t.Fatalf("%x gives %+v", b, p)
 		}
 		if again := appendPosition(nil, p); !bytes.Equal(again, b) {

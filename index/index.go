@@ -26,11 +26,14 @@ var (
 	ErrInvalid = errors.New("index: negative offset")
 )
 
-// Position says through where the log has been applied. Both numbers are
-// exclusive: every record below them is reflected in the entries.
+// Position says through where the log has been applied. All numbers are
+// exclusive: every record below the first two is reflected in the entries.
 type Position struct {
 	NextLog   int64 // log offset
 	NextKafka int64 // Kafka offset
+	// SyncedLog is the log offset below which the log itself was on disk for
+	// good when this was committed; at most NextLog.
+	SyncedLog int64
 }
 
 // Options say where an index is and what it shares with others.

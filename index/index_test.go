@@ -117,7 +117,7 @@ func TestStrangeKeys(t *testing.T) {
 	x := mustOpen(t, "/a/b/c", o)
 	want := map[string]int64{
 		"": 0, "\x00": 1, "\x01": 2, "\x00\x00": 3, "a": 4, "a\x00": 5, "aa": 6, "a\xff": 7,
-		"\xff\xff": math.MaxInt64, "%2F": 8, strings.Repeat("k", 32<<10): 9, string(appendPosition(nil, Position{1, 1})): 127,
+		"\xff\xff": math.MaxInt64, "%2F": 8, strings.Repeat("k", 32<<10): 9, string(appendPosition(nil, Position{1, 1, 0})): 127,
 	}
 	p := Position{NextLog: math.MaxInt64, NextKafka: math.MaxInt64 - 1}
 	commit(t, x, want, p)
@@ -141,7 +141,7 @@ func TestInvalidIsRefused(t *testing.T) {
 	x := openMem(t)
 	b := x.NewBatch()
 	defer b.Close()
-	for _, p := range []Position{{-1, 0}, {0, -1}} {
+	for _, p := range []Position{{-1, 0, 0}, {0, -1, 0}} {
 		if err := b.Commit(p); !errors.Is(err, ErrInvalid) {
 			t.Errorf("Commit(%+v): %v", p, err)
 		}
@@ -208,11 +208,11 @@ func TestModel(t *testing.T) {
 // A position may be set back; Durable follows what is on the disk.
 func TestPositionSetBack(t *testing.T) {
 	x := openMem(t)
-	commit(t, x, map[string]int64{"a": 1}, Position{10, 9})
+	commit(t, x, map[string]int64{"a": 1}, Position{10, 9, 0})
 	if x.Durable() != (Position{}) {
 		t.Errorf("durable without a flush: %+v", x.Durable())
 	}
-	for _, p := range []Position{{10, 9}, {5, 4}, {5, 4}, {6, 5}} {
+	for _, p := range []Position{{10, 9, 0}, {5, 4, 0}, {5, 4, 0}, {6, 5, 0}} {
 		commit(t, x, nil, p)
 		for range 2 { // the second one has nothing to do
 			if err := x.Flush(t.Context()); err != nil {
@@ -227,11 +227,11 @@ func TestPositionSetBack(t *testing.T) {
 
 func TestFlushHeedsItsContext(t *testing.T) {
 	x := openMem(t)
-	commit(t, x, map[string]int64{"a": 1}, Position{10, 9})
+	commit(t, x, map[string]int64{"a": 1}, Position{10, 9, 0})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	// Both ends may be ready at once; either answer is right, a third is not.
-	if err := x.Flush(ctx); err == nil && x.Durable() != (Position{10, 9}) || err != nil && !errors.Is(err, context.Canceled) {
+	if err := x.Flush(ctx); err == nil && x.Durable() != (Position{10, 9, 0}) || err != nil && !errors.Is(err, context.Canceled) {
 		t.Errorf("Flush: %v, durable %+v", err, x.Durable())
 	}
 }
@@ -275,7 +275,7 @@ func TestReadersDuringOverwrites(t *testing.T) {
 		for k := range keys {
 			b.Set(name(k), v*keys+int64(k))
 		}
-		if err := b.Commit(Position{(v + 1) * keys, (v + 1) * keys}); err != nil {
+		if err := b.Commit(Position{(v + 1) * keys, (v + 1) * keys, 0}); err != nil {
 			t.Fatal(err)
 		}
 		if v%50 == 0 {
@@ -288,12 +288,12 @@ func TestReadersDuringOverwrites(t *testing.T) {
 
 func TestScanIsASnapshot(t *testing.T) {
 	x := openMem(t)
-	commit(t, x, map[string]int64{"a": 1, "b": 2, "c": 3}, Position{3, 3})
+	commit(t, x, map[string]int64{"a": 1, "b": 2, "c": 3}, Position{3, 3, 0})
 	var seen []string
 	err := x.Scan(func(key []byte, offset int64) error {
 		seen = append(seen, fmt.Sprintf("%s=%d", key, offset))
 		if len(seen) == 1 {
-			commit(t, x, map[string]int64{"a": 4, "b": -1, "bb": 5, "c": 6}, Position{7, 7})
+			commit(t, x, map[string]int64{"a": 4, "b": -1, "bb": 5, "c": 6}, Position{7, 7, 0})
 		}
 		return nil
 	})
@@ -310,7 +310,7 @@ func TestClosed(t *testing.T) {
 	fs := vfs.NewMem()
 	o := Options{FS: fs, Shared: newShared(t)}
 	x := mustOpen(t, "/db", o)
-	commit(t, x, map[string]int64{"a": 1, "b": 2}, Position{2, 2})
+	commit(t, x, map[string]int64{"a": 1, "b": 2}, Position{2, 2, 0})
 	b := x.NewBatch()
 	b.Set([]byte("c"), 3)
 
@@ -352,7 +352,7 @@ func TestClosed(t *testing.T) {
 	if err := x.Flush(t.Context()); !errors.Is(err, ErrClosed) {
 		t.Errorf("Flush: %v", err)
 	}
-	if err := b.Commit(Position{3, 3}); !errors.Is(err, ErrClosed) {
+	if err := b.Commit(Position{3, 3, 0}); !errors.Is(err, ErrClosed) {
 		t.Errorf("Commit: %v", err)
 	}
 	if err := b.Close(); err != nil {
@@ -375,7 +375,7 @@ func TestRemove(t *testing.T) {
 		t.Fatalf("Remove of nothing: %v", err)
 	}
 	x := mustOpen(t, "/data/db", o)
-	commit(t, x, map[string]int64{"a": 1}, Position{1, 1})
+	commit(t, x, map[string]int64{"a": 1}, Position{1, 1, 0})
 	mustClose(t, x)
 	if err := Remove(fs, "/data/db"); err != nil {
 		t.Fatal(err)
@@ -402,13 +402,13 @@ func TestEstimatedKeys(t *testing.T) {
 	for i := range 1000 {
 		entries[fmt.Sprint(i)] = int64(i)
 	}
-	commit(t, x, entries, Position{1, 1})
+	commit(t, x, entries, Position{1, 1, 0})
 	check("in memory", 1000)
 	if err := x.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	check("flushed", 1000)
-	commit(t, x, map[string]int64{"x": 1, "y": 2, "1": -1}, Position{2, 2})
+	commit(t, x, map[string]int64{"x": 1, "y": 2, "1": -1}, Position{2, 2, 0})
 	check("some of each", 1001)
 	if err := x.Flush(t.Context()); err != nil {
 		t.Fatal(err)
@@ -425,7 +425,7 @@ func TestGetAllocatesLittle(t *testing.T) {
 	for i := range 1000 {
 		entries[fmt.Sprint(i)] = int64(i)
 	}
-	commit(t, x, entries, Position{1000, 1000})
+	commit(t, x, entries, Position{1000, 1000, 0})
 	key, absent := []byte("500"), []byte("500x")
 	// From tables, Pebble allocates once a lookup.
 	for where, limit := range map[string]float64{"memory": 0, "tables": 2} {

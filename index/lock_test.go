@@ -29,12 +29,12 @@ func TestHoldOpen(t *testing.T) {
 	for i := range 1000 {
 		entries[fmt.Sprint(i)] = int64(i)
 	}
-	commit(t, x, entries, Position{1000, 1000})
+	commit(t, x, entries, Position{1000, 1000, 0})
 	if err := x.Flush(t.Context()); err != nil {
 		fmt.Println("error:", err)
 		return
 	}
-	commit(t, x, map[string]int64{"late": 1}, Position{1001, 1001})
+	commit(t, x, map[string]int64{"late": 1}, Position{1001, 1001, 0})
 	fmt.Println("open")
 	select {} // until it is killed
 }
@@ -80,7 +80,7 @@ func TestSecondProcess(t *testing.T) {
 
 	x := mustOpen(t, dir, o)
 	defer mustClose(t, x)
-	if x.Applied() != (Position{1000, 1000}) {
+	if x.Applied() != (Position{1000, 1000, 0}) {
 		t.Errorf("position %+v after the kill", x.Applied())
 	}
 	if m, err := contents(x); err != nil || len(m) != 1000 || m["999"] != 999 {

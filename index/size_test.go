@@ -35,7 +35,7 @@ func fill(t testing.TB, x *Index, n int) {
 		key = sequentialKey(key[:0], i)
 		b.Set(key, int64(i))
 		if b.Len() == 1000 || i == n-1 {
-			if err := b.Commit(Position{int64(i) + 1, int64(i) + 1}); err != nil {
+			if err := b.Commit(Position{int64(i) + 1, int64(i) + 1, 0}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -192,7 +192,7 @@ func TestThousandIdle(t *testing.T) {
 	}
 	root := t.TempDir()
 	openIdle(t, root, newShared(t), func(x *Index) {
-		commit(t, x, map[string]int64{"a": 1, "b": 2, "c": 3}, Position{3, 3})
+		commit(t, x, map[string]int64{"a": 1, "b": 2, "c": 3}, Position{3, 3, 0})
 		mustClose(t, x)
 	})
 	cmd := exec.Command(os.Args[0], "-test.run=^TestThousandIdle$")
@@ -222,7 +222,7 @@ func measureIdle(t *testing.T, root string) {
 	var mu sync.Mutex
 	var open []*Index
 	openIdle(t, root, shared, func(x *Index) {
-		commit(t, x, map[string]int64{"d": 4}, Position{4, 4})
+		commit(t, x, map[string]int64{"d": 4}, Position{4, 4, 0})
 		mu.Lock()
 		defer mu.Unlock()
 		open = append(open, x)

@@ -55,7 +55,7 @@ func TestCommitsWaitForTheDisk(t *testing.T) {
 					for i := range 100 {
 						b.Set(fmt.Appendf(nil, "%s%d-%d", value, n, i), 1)
 					}
-					err = b.Commit(Position{int64(n), int64(n)})
+					err = b.Commit(Position{int64(n), int64(n), 0})
 				}
 				committed <- err
 			}()

@@ -243,6 +243,9 @@ func (l *Log) writeChunkLocked(b []byte, chunk []Appended, nextKafka, maxTimesta
 		}
 	})
 	if l.o.Apply != nil {
+		for i := range chunk {
+			chunk[i].Synced = interval <= 0
+		}
 		if err := l.o.Apply(chunk); err != nil {
 			return l.failLocked(fmt.Errorf("apply what was appended: %w", err))
 		}

@@ -75,6 +75,9 @@ type Options struct {
 type Appended struct {
 	Batch              []byte
 	LogBase, KafkaBase int64
+	// Synced says that Apply is called with the batch on disk for good. Scan
+	// leaves it false.
+	Synced bool
 }
 
 // State is where a log stands. All but NextLog are Kafka offsets.

@@ -53,7 +53,7 @@ func (p *Partition) Append(ctx context.Context, recs []record.Record) (int64, er
 		return 0, ErrDiskFull
 	}
 	log := p.log.Load()
-	if log == nil {
+	if log == nil || !p.writable.Load() {
 		return 0, p.notServing()
 	}
 	s := p.settings.Load()

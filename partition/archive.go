@@ -28,14 +28,28 @@ func (p *Partition) chore(ctx context.Context) error {
 		return err
 	}
 	defer p.leave()
-	s := p.settings.Load()
-	log := p.log.Load()
-	p.mendLog(ctx, log)
-	if err := p.tendIndex(ctx, s); err != nil {
-		return err
-	}
 	if p.fenced.Load() {
 		return nil
+	}
+	s := p.settings.Load()
+	log := p.log.Load()
+	if log == nil {
+		return p.reopen(ctx) // an attempt to begin anew did not come through
+	}
+	p.mendLog(ctx, log)
+	err := p.work(ctx, log, s)
+	if errors.Is(err, errTakeOver) {
+		if err = p.beginAnew(err); err == nil {
+			return p.recover(ctx)
+		}
+	}
+	return err
+}
+
+// work is what a chore does while the log is there.
+func (p *Partition) work(ctx context.Context, log *locallog.Log, s *Settings) error {
+	if err := p.tendIndex(ctx, s); err != nil {
+		return err
 	}
 	if s.SegmentAge > 0 && log.Err() == nil {
 		if err := p.rollByAge(ctx, log, s.SegmentAge); err != nil {
@@ -46,11 +60,7 @@ func (p *Partition) chore(ctx context.Context) error {
 		return nil
 	}
 	// What is sealed goes to the bucket even if the log cannot note that.
-	err := p.uploadSealed(ctx, log, s)
-	if errors.Is(err, errTakeOver) {
-		return errors.Join(err, p.beginAnew(err))
-	}
-	if err != nil || log.Err() != nil {
+	if err := p.uploadSealed(ctx, log, s); err != nil || log.Err() != nil {
 		return err
 	}
 	return p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now()))
@@ -63,30 +73,6 @@ func (p *Partition) rollByAge(ctx context.Context, log *locallog.Log, age time.D
 		return nil
 	}
 	return log.Roll(ctx)
-}
-
-// claim makes sure that this run holds an epoch, so that no older writer can
-// change the manifest any more and the snapshot in memory is the current one.
-func (p *Partition) claim(ctx context.Context) error {
-	if p.claimed.Load() {
-		return nil
-	}
-	_, err := p.tier.Claim(ctx, false)
-	if errors.Is(err, tiered.ErrSuperseded) {
-		// Another writer had the partition since this disk last saw the bucket.
-		st := p.log.Load().State()
-		if st.HighWatermark > st.RemoteNext {
-			p.fence(p.unuploaded(err))
-			return ErrNotHosted
-		}
-		return errTakeOver
-	}
-	if err != nil {
-		return p.storeFailed(err)
-	}
-	p.setStoreTrouble(nil)
-	p.claimed.Store(true)
-	return p.checkAgainstBucket()
 }
 
 // storeFailed notes a failure of the bucket and fences the partition when that
@@ -149,6 +135,7 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log) (more bo
 			p.o.Metrics.Uploads.WithLabelValues("error").Add(float64(len(sources)))
 			if isCorrupt(err) {
 				p.corrupted("local", err)
+				return false, err
 			}
 			return false, p.storeFailed(err)
 		}
@@ -246,25 +233,31 @@ func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, 
 	switch {
 	case p.fenced.Load():
 		return Status{}, ErrNotHosted
-	case p.tier == nil && p.log.Load() != nil:
+	case !p.o.remote():
 		return Status{}, ErrNoStore
-	case p.log.Load() == nil:
-		return Status{}, p.notServing()
 	case !s.RemoteWrite:
 		return Status{}, ErrRemoteWriteDisabled
 	}
-	if err := p.enter(ctx); err != nil {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)() // Close does not wait for an eviction
+	if err := p.enterSoon(ctx); err != nil {
 		return Status{}, err
 	}
 	defer p.leave()
 	log := p.log.Load()
-	if log == nil { // it began anew while this waited
+	if log == nil {
 		return Status{}, p.notServing()
 	}
 	if err := rollForTarget(ctx, log, localTargetBytes); err != nil {
 		return Status{}, p.appendTrouble(err)
 	}
-	if err := p.uploadPatiently(ctx, log, &s); err != nil {
+	err := p.uploadPatiently(ctx, log, &s)
+	if errors.Is(err, errTakeOver) {
+		p.wake() // the next chore begins the log anew
+		return Status{}, fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	if err != nil {
 		return Status{}, err
 	}
 	s.LocalTargetBytes, s.LocalTargetAge = localTargetBytes, -1
@@ -272,6 +265,18 @@ func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, 
 		return Status{}, err
 	}
 	return p.Status(), nil
+}
+
+// enterSoon is enter for a caller who is promised an answer: background work
+// that is not through by then is most likely waiting for the store.
+func (p *Partition) enterSoon(ctx context.Context) error {
+	soon, cancel := context.WithTimeout(ctx, evictPatience)
+	defer cancel()
+	err := p.enter(soon)
+	if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w: background work has not ended for %v", objstore.ErrUnavailable, evictPatience)
 }
 
 // rollForTarget seals the active segment if the sealed ones alone cannot bring

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"syscall"
 
@@ -18,7 +19,6 @@ type feed struct {
 	mu       sync.Mutex
 	ix       *index.Index // nil: none is open
 	caughtUp bool         // appends go straight in; else a replay is on its way
-	reader   record.Reader
 }
 
 func (f *feed) position() index.Position {
@@ -54,7 +54,7 @@ func (p *Partition) applyGroup(group []locallog.Appended) error {
 		// The records are durable, so their writers get their answer. Lookups
 		// stop before that, and go on once a replay has put the group in.
 		p.feed.caughtUp = false
-		p.indexFailed(err)
+		p.indexFailed(p.serving.Load(), err)
 		return nil
 	}
 	p.applied.beat()
@@ -94,6 +94,9 @@ func (st *staged) add(r *record.Reader, a locallog.Appended) error {
 	}
 	st.at.NextLog = a.LogBase + int64(h.LastOffsetDelta) + 1
 	st.at.NextKafka = a.KafkaBase + int64(h.LastOffsetDelta) + 1
+	if a.Synced {
+		st.at.SyncedLog = st.at.NextLog
+	}
 	return r.Err()
 }
 
@@ -101,8 +104,10 @@ func (st *staged) add(r *record.Reader, a locallog.Appended) error {
 func (f *feed) applyLocked(group []locallog.Appended) error {
 	st := f.stageLocked()
 	defer st.b.Close()
+	r := readers.Get().(*record.Reader)
+	defer readers.Put(r)
 	for _, a := range group {
-		if err := st.add(&f.reader, a); err != nil {
+		if err := st.add(r, a); err != nil {
 			return err
 		}
 	}
@@ -118,7 +123,7 @@ func (p *Partition) tendIndex(ctx context.Context, s *Settings) error {
 		if !p.starved || !p.probeRoom() {
 			return nil
 		}
-		p.indexFailed(errStarved)
+		p.indexFailed(p.serving.Load(), errStarved)
 	}
 	p.starved = false
 	p.setReason(reasonCatchUp)
@@ -128,15 +133,23 @@ func (p *Partition) tendIndex(ctx context.Context, s *Settings) error {
 	if err := p.openIndex(); err != nil {
 		return err
 	}
+	if p.o.Start != nil {
+		if err := p.o.Start.Acquire(ctx, 1); err != nil {
+			return err
+		}
+		defer p.o.Start.Release(1)
+	}
 	err := p.catchUp(ctx)
 	switch {
+	case errors.Is(err, index.ErrFailed), errors.Is(err, index.ErrClosed):
+		p.indexFailed(nil, err)
+		return err
 	case isCorrupt(err):
 		p.damage("record", err)
 		return nil
 	case err != nil:
 		return fmt.Errorf("bring the index up to the log: %w", err)
 	}
-	p.setReason("")
 	return nil
 }
 
@@ -216,7 +229,7 @@ func (p *Partition) dropIndex() error {
 	if err := p.feed.close(); err != nil {
 		p.o.Logger.Warn("closing an index that is no longer wanted", "err", err)
 	}
-	if _, err := p.o.FS.Stat(p.indexDir()); err != nil {
+	if _, err := p.o.FS.Stat(p.indexDir()); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	return index.Remove(p.o.FS, p.indexDir())
@@ -225,24 +238,24 @@ func (p *Partition) dropIndex() error {
 // catchUp replays into the index what it lacks, then lets appends in.
 //
 //	position ──► [ bucket: key runs ] ──► local start ──► [ local log ] ──► high watermark
+//
+// Where the local log is damaged and the bucket has the segment, its key run
+// stands in.
 func (p *Partition) catchUp(ctx context.Context) error {
 	log := p.log.Load()
-	st, at := log.State(), p.feed.position()
-	if at.NextLog > st.NextLog || at.NextKafka > st.HighWatermark {
-		// The log lost its unsynced end in a crash and the index did not. Its
-		// entries may point at records that never were, so none is kept.
-		if err := p.rebuild(fmt.Sprintf("index is valid through offset %d, log ends at %d", at.NextKafka-1, st.HighWatermark-1)); err != nil {
+	if at := p.feed.position(); at.NextKafka < log.State().LocalStart {
+		if err := p.replayBucket(ctx, at.NextKafka, log.State().LocalStart); err != nil {
 			return err
 		}
-		at = index.Position{}
 	}
-	if at.NextKafka < st.LocalStart {
-		if err := p.replayBucket(ctx, at.NextKafka, st.LocalStart); err != nil {
-			return err
+	err := p.replayLog(ctx, log, false)
+	if at, next := p.feed.position(), log.State().RemoteNext; isCorrupt(err) && p.tier != nil && at.NextKafka < next {
+		p.corrupted("local", err)
+		if err = p.replayBucket(ctx, at.NextKafka, next); err == nil {
+			err = p.replayLog(ctx, log, false)
 		}
-		at = p.feed.position()
 	}
-	if err := p.replayLog(ctx, log, false); err != nil {
+	if err != nil {
 		return err
 	}
 	// The last stretch with the intake closed to appends.
@@ -272,15 +285,20 @@ func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
 	p.feed.mu.Unlock()
 	b, n := ix.NewBatch(), 0
 	defer func() { b.Close() }()
+	// No log offset is known for what is in the bucket; 0 makes the replay of the
+	// local log begin at the segment that holds the Kafka offset. Entries of one
+	// remote segment come by key, so the position moves only at the end: a crash
+	// in between begins again at from, and applying an entry twice in order
+	// changes nothing.
 	commit := func(next int64) error {
-		// No log offset is known for what is only in the bucket; 0 makes the
-		// replay of the local log begin at its first batch.
 		err := b.Commit(index.Position{NextKafka: next})
 		b.Close()
 		b, n = ix.NewBatch(), 0
 		return err
 	}
-	covered := from
+	if next := p.tier.Snapshot().Next(); next < until {
+		return record.Corrupt(p.indexDir(), next, fmt.Errorf("the bucket ends at offset %d, the local log begins at %d", next, until))
+	}
 	err := p.tier.KeyRuns(ctx, from, func(key []byte, offset int64, tombstone bool) error {
 		if tombstone {
 			b.Delete(key)
@@ -291,9 +309,7 @@ func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
 		if n++; n < replayBatchRecords {
 			return nil
 		}
-		// Entries of one segment come by key, so the position may only move at
-		// a segment's end: a crash here replays from where this began.
-		return commit(covered)
+		return commit(from)
 	})
 	if err != nil {
 		return fmt.Errorf("read key runs from the bucket: %w", err)
@@ -324,9 +340,10 @@ func (p *Partition) replayLog(ctx context.Context, log *locallog.Log, closing bo
 		st = p.feed.stageLocked()
 		return nil
 	}
-	from := max(log.Segments()[0].BaseLog, st.at.NextLog)
-	err := log.Scan(ctx, from, func(a locallog.Appended) error {
-		if err := st.add(&p.feed.reader, a); err != nil {
+	r := readers.Get().(*record.Reader)
+	defer readers.Put(r)
+	err := log.Scan(ctx, replayStart(log, st.at), func(a locallog.Appended) error {
+		if err := st.add(r, a); err != nil {
 			return err
 		}
 		if st.records < replayBatchRecords {
@@ -341,8 +358,19 @@ func (p *Partition) replayLog(ctx context.Context, log *locallog.Log, closing bo
 		return err
 	}
 	p.feed.caughtUp = true
-	p.serving.Store(&view{log: log, ix: p.feed.ix})
+	p.publish(&view{log: log, ix: p.feed.ix})
 	return nil
+}
+
+// replayStart is the log offset from which the log has what an index at
+// position at lacks.
+func replayStart(log *locallog.Log, at index.Position) int64 {
+	for _, seg := range log.Segments() {
+		if seg.NextKafka > at.NextKafka || !seg.Sealed {
+			return max(seg.BaseLog, at.NextLog)
+		}
+	}
+	return at.NextLog
 }
 
 // indexTrouble turns a failing index into an answer and has it mended.
@@ -350,7 +378,7 @@ func (p *Partition) indexTrouble(v *view, err error) error {
 	if p.ctx.Err() != nil || errors.Is(err, index.ErrClosed) && p.serving.Load() != v {
 		return p.notServing()
 	}
-	p.indexFailed(err)
+	p.indexFailed(v, err)
 	return fmt.Errorf("%w: index: %w", ErrNotReady, err)
 }
 
@@ -367,13 +395,17 @@ func (p *Partition) flushTrouble(v *view, err error) error {
 }
 
 // indexFailed takes the index out of service; the background work reopens it,
-// and builds it anew if it is damaged.
-func (p *Partition) indexFailed(err error) {
-	p.serving.Store(nil)
-	p.o.Logger.Error("index failed; reopening it", "err", err)
+// and builds it anew if it is damaged. v is the view that failed: a newer one
+// stays. Lookups stop only once the reason is written down.
+func (p *Partition) indexFailed(v *view, err error) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.serving.Load() != v {
+		return
+	}
 	p.mu.reason = "index failed: " + err.Error()
 	p.mu.indexErr = err
-	p.mu.Unlock()
+	p.serving.Store(nil)
+	p.o.Logger.Error("index failed; reopening it", "err", err)
 	p.wake()
 }

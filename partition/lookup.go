@@ -10,6 +10,7 @@ import (
 
 	"keyhole/index"
 	"keyhole/locallog"
+	"keyhole/manifest"
 	"keyhole/objstore"
 	"keyhole/record"
 	"keyhole/tiered"
@@ -143,10 +144,7 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 	}
 	m := p.tier.Snapshot()
 	if _, ok := m.Find(res.Offset); !ok {
-		if m.Generation < v.log.State().ManifestGeneration {
-			return fmt.Errorf("%w: the manifest was lost here and is not read again yet", ErrNotReady)
-		}
-		return ErrNotRetained
+		return p.notRetained(m, v.log.State())
 	}
 	if done(q, res, SourceRemote) {
 		return nil
@@ -171,6 +169,19 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 		p.corrupted("remote", err)
 	}
 	return err
+}
+
+// notRetained is the answer for an offset that no tier has, which takes a
+// manifest that can prove it.
+func (p *Partition) notRetained(m *manifest.Manifest, st locallog.State) error {
+	switch {
+	case m.Generation < st.ManifestGeneration:
+		return fmt.Errorf("%w: the manifest was lost here and is not read again yet", ErrNotReady)
+	case m.Next() < st.RemoteNext:
+		key := tiered.ManifestKey(tiered.Prefix(p.o.Topic, p.o.TopicID, p.o.Partition))
+		return record.Corrupt(key, 0, fmt.Errorf("manifest ends at offset %d; the bucket once had all below %d", m.Next(), st.RemoteNext))
+	}
+	return ErrNotRetained
 }
 
 // done reports whether the answer is complete once the tier is known.
@@ -312,6 +323,11 @@ func (b *pulse) beat() {
 
 // unavailable reports whether err is trouble with the bucket that may pass.
 func unavailable(err error) bool {
-	return errors.Is(err, objstore.ErrUnavailable) || errors.Is(err, objstore.ErrDenied) ||
-		errors.Is(err, objstore.ErrMisconfigured) || errors.Is(err, context.DeadlineExceeded)
+	for _, kind := range []error{objstore.ErrUnavailable, objstore.ErrDenied, objstore.ErrMisconfigured, objstore.ErrUnusable,
+		objstore.ErrUnsupported, manifest.ErrContended, context.DeadlineExceeded} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
 }

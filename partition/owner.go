@@ -38,9 +38,9 @@ func (p *Partition) unuploaded(err error) error {
 	if log == nil {
 		return err
 	}
-	st := log.State()
-	if st.HighWatermark <= st.RemoteNext {
+	from, to := p.tail(log.State())
+	if to <= from {
 		return err
 	}
-	return fmt.Errorf("offsets %d to %d were acknowledged here and never uploaded: %w", st.RemoteNext, st.HighWatermark-1, err)
+	return fmt.Errorf("offsets %d to %d were acknowledged here and never uploaded: %w", from, to-1, err)
 }

@@ -58,6 +58,9 @@ type Partition struct {
 	waiting atomic.Int64                 // bytes appended since the chores were last woken
 	fenced  atomic.Bool
 	claimed atomic.Bool // this run holds an epoch, so the manifest is current
+	// writable: whose partition this is has been asked, so appends are taken.
+	writable atomic.Bool
+	listed   int64 // what the manifest's local copy listed at the start; set before log
 
 	readOnly atomic.Bool // the log has failed, and that was counted
 	starved  bool        // the index ran out of space and serves on as it is; for the holder of chores
@@ -187,14 +190,7 @@ func (p *Partition) run() {
 	}
 	backoff := time.Duration(0)
 	for {
-		err := p.chore(p.ctx)
-		if errors.Is(err, errTakeOver) && p.log.Load() == nil {
-			if !p.recoverUntilOpen() {
-				return
-			}
-			continue
-		}
-		if err != nil && p.ctx.Err() == nil {
+		if err := p.chore(p.ctx); err != nil && p.ctx.Err() == nil {
 			backoff = nextBackoff(backoff)
 			p.o.Logger.Warn("background work failed; will try again", "err", err, "in", backoff)
 			if !p.pause(jitter(backoff)) {
@@ -302,13 +298,26 @@ func (p *Partition) fence(err error) {
 	}
 }
 
-// damage records what keeps the partition from serving.
+// damage records what keeps the partition from serving, until a view is
+// published after all. The same finding is counted and logged once.
 func (p *Partition) damage(kind string, err error) {
 	p.mu.Lock()
+	known := p.mu.damaged != nil && p.mu.damaged.Error() == err.Error()
 	p.mu.damaged = err
 	p.mu.Unlock()
+	if known {
+		return
+	}
 	p.o.Metrics.Corruptions.WithLabelValues("local", kind).Inc()
 	p.o.Logger.Error("partition is damaged", "err", err)
+}
+
+// publish lets lookups in.
+func (p *Partition) publish(v *view) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.reason, p.mu.damaged = "", nil
+	p.serving.Store(v)
 }
 
 func isCorrupt(err error) bool { return errors.Is(err, record.ErrCorrupt) }

@@ -22,18 +22,20 @@ const claimPatience = 2 * time.Second
 // nothing that the bucket lacks, so the local log is to be begun anew.
 var errTakeOver = errors.New("local log is behind the bucket")
 
-// recoverUntilOpen repeats recover until it succeeds; false means that there is
-// nothing more to do, because of Close or of damage.
+// recoverUntilOpen repeats reopen until it succeeds; false means that there is
+// nothing more to do, because of Close, of damage, or of another writer.
 func (p *Partition) recoverUntilOpen() bool {
 	for backoff := nextBackoff(0); ; backoff = nextBackoff(backoff) {
-		err := p.recover(p.ctx)
+		err := p.enter(p.ctx)
+		if err == nil {
+			err = p.reopen(p.ctx)
+			p.leave()
+		}
 		switch {
 		case err == nil:
 			return true
 		case p.ctx.Err() != nil:
 			return false
-		case errors.Is(err, errTakeOver) && p.log.Load() == nil:
-			continue // at once, with a log that begins where the bucket ends
 		case isCorrupt(err):
 			p.damage("record", err)
 			return false
@@ -49,7 +51,21 @@ func (p *Partition) recoverUntilOpen() bool {
 	}
 }
 
-// recover opens both tiers and the index, each only if it is not open yet.
+// reopen is recover, with a second go after the log had to be begun anew. The
+// caller holds chores.
+func (p *Partition) reopen(ctx context.Context) error {
+	err := p.recover(ctx)
+	if !errors.Is(err, errTakeOver) {
+		return err
+	}
+	if err := p.beginAnew(err); err != nil {
+		return err
+	}
+	return p.recover(ctx)
+}
+
+// recover opens both tiers and the index, each only if it is not open yet. The
+// caller holds chores.
 //
 //	local manifest copy ─► index position ─► local log ─► claim ─► catch up ─► serve
 func (p *Partition) recover(ctx context.Context) error {
@@ -72,14 +88,7 @@ func (p *Partition) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	// Only the replay is bounded over partitions: it reads and sorts much,
-	// while the claims of a thousand partitions wait for the same store.
-	if p.o.Start != nil {
-		if err := p.o.Start.Acquire(ctx, 1); err != nil {
-			return err
-		}
-		defer p.o.Start.Release(1)
-	}
+	p.writable.Store(true)
 	return p.tendIndex(ctx, s)
 }
 
@@ -101,6 +110,7 @@ func (p *Partition) openTier() error {
 		return fmt.Errorf("open remote tier: %w", err)
 	}
 	p.tier = t
+	p.listed = t.Snapshot().Next()
 	return nil
 }
 
@@ -124,8 +134,8 @@ func (p *Partition) openLog(ctx context.Context, s *Settings) error {
 		p.claimed.Store(true)
 		start = p.tier.Snapshot().Next()
 	}
-	// The index first: what it has durably applied was durable in the log, so a
-	// bad tail below that is damage and not a torn write.
+	// The index first: below the log offset that it calls synced, a bad tail is
+	// damage and not a torn write.
 	if s.IndexMaintained {
 		if err := p.openIndex(); err != nil {
 			return err
@@ -135,22 +145,34 @@ func (p *Partition) openLog(ctx context.Context, s *Settings) error {
 	if p.tier != nil {
 		epoch = int32(p.tier.Snapshot().Epoch)
 	}
-	proven := p.feed.position()
-	log, err := locallog.Open(ctx, locallog.Options{
-		FS:              p.o.FS,
-		Dir:             dir,
-		Logger:          p.o.Logger,
-		Epoch:           epoch,
-		StartKafka:      start,
-		SegmentBytes:    func() int64 { return p.settings.Load().SegmentBytes },
-		FlushInterval:   func() time.Duration { return p.settings.Load().FlushInterval },
-		Apply:           p.applyGroup,
-		ProvenNextLog:   proven.NextLog,
-		ProvenNextKafka: proven.NextKafka,
-		MaxBatchBytes:   maxUncompressed,
-	})
+	at := p.feed.position()
+	o := locallog.Options{
+		FS:            p.o.FS,
+		Dir:           dir,
+		Logger:        p.o.Logger,
+		Epoch:         epoch,
+		StartKafka:    start,
+		SegmentBytes:  func() int64 { return p.settings.Load().SegmentBytes },
+		FlushInterval: func() time.Duration { return p.settings.Load().FlushInterval },
+		Apply:         p.applyGroup,
+		ProvenNextLog: at.SyncedLog,
+		MaxBatchBytes: maxUncompressed,
+	}
+	if at.SyncedLog == at.NextLog {
+		o.ProvenNextKafka = at.NextKafka
+	}
+	log, err := locallog.Open(ctx, o)
 	if err != nil {
 		return fmt.Errorf("open local log: %w", err)
+	}
+	// Before anybody can append: new records would hide that the log lost its
+	// unsynced end in a crash and the index did not. The entries may point at
+	// records that never were, so none is kept.
+	if st := log.State(); at.NextLog > st.NextLog || at.NextKafka > st.HighWatermark {
+		why := fmt.Sprintf("index is valid through offset %d, log ends at %d", at.NextKafka-1, st.HighWatermark-1)
+		if err := p.rebuild(why); err != nil {
+			return errors.Join(err, log.Close())
+		}
 	}
 	p.log.Store(log)
 	return nil
@@ -187,52 +209,88 @@ func (p *Partition) hasLog(dir string) (bool, error) {
 	return false, nil
 }
 
-// claimBriefly asks the bucket who owns the partition before anything is served,
-// so that a disk that another writer has overtaken does not answer with old
-// values. If the store is away the partition serves what it has and asks again
-// in the background.
+// claimBriefly asks the bucket who owns the partition before anything is served
+// or written, so that a disk that another writer has overtaken does not answer
+// with old values. If the store is away, or what it holds makes no sense, the
+// partition serves what it has and asks again in the background.
 func (p *Partition) claimBriefly(ctx context.Context) error {
 	attempt, cancel := context.WithTimeout(ctx, claimPatience)
 	defer cancel()
 	err := p.claim(attempt)
-	switch {
-	case errors.Is(err, errTakeOver):
-		return errors.Join(err, p.beginAnew(err))
-	case err != nil && unavailable(err):
-		p.o.Logger.Warn("object store is away; serving the local log", "err", err)
+	if err != nil && (unavailable(err) || isCorrupt(err)) {
+		p.o.Logger.Warn("object store is of no use now; serving the local log", "err", err)
 		return nil
 	}
 	return err
 }
 
-// checkAgainstBucket compares the log with the manifest that was just claimed.
-func (p *Partition) checkAgainstBucket() error {
-	log := p.log.Load()
-	if log == nil {
+// claim makes sure that this run holds an epoch, so that no older writer can
+// change the manifest any more and the snapshot in memory is the current one.
+// errTakeOver says that the local log is to be begun anew.
+func (p *Partition) claim(ctx context.Context) error {
+	if p.claimed.Load() {
 		return nil
 	}
-	if st := log.State(); st.HighWatermark < p.tier.Snapshot().Next() {
-		return errTakeOver
+	_, err := p.tier.Claim(ctx, false)
+	if errors.Is(err, tiered.ErrSuperseded) {
+		return p.overtaken(err) // another writer had it since this disk last saw the bucket
 	}
+	if err != nil {
+		return p.storeFailed(err)
+	}
+	m, st := p.tier.Snapshot(), p.log.Load().State()
+	switch {
+	case m.Next() > st.HighWatermark:
+		// The same writer, on a disk that was set back to an earlier state.
+		return p.overtaken(fmt.Errorf("bucket has offsets up to %d, this disk up to %d", m.Next()-1, st.HighWatermark-1))
+	case m.Next() < st.RemoteNext:
+		return p.storeFailed(p.notRetained(m, st))
+	}
+	p.setStoreTrouble(nil)
+	p.claimed.Store(true)
 	return nil
 }
 
-// beginAnew throws the local log and index away; the next recover begins a log
-// where the bucket ends. It is only called when the bucket has everything that
-// was acknowledged here.
+// overtaken decides what becomes of a disk that the bucket has gone past: with
+// records that are in no bucket it is fenced, and keeps them; without, its log
+// is begun anew.
+func (p *Partition) overtaken(why error) error {
+	if from, to := p.tail(p.log.Load().State()); to > from {
+		p.fence(p.unuploaded(why))
+		return ErrNotHosted
+	}
+	return fmt.Errorf("%w: %w", errTakeOver, why)
+}
+
+// tail is the range of records that were acknowledged here and are in no bucket.
+// The copy of the manifest that this disk began with counts too, because a crash
+// may have come between the manifest and the note of it.
+func (p *Partition) tail(st locallog.State) (from, to int64) {
+	return max(st.RemoteNext, p.listed), st.HighWatermark
+}
+
+// beginAnew throws the local log and index away, so that the next recover begins
+// a log where the bucket ends. The caller holds chores.
 //
-// The index goes first: its position counts in log offsets of the old log. The
-// log goes by one rename, because what is left of a log that is removed file by
-// file looks like one that was never uploaded.
+// An append may have been answered since the tail was looked at, so it is looked
+// at again once the log takes no more. The index goes first: its position counts
+// in log offsets of the old log. The log goes by one rename, because what is left
+// of a log that is removed file by file looks like one that was never uploaded.
 func (p *Partition) beginAnew(why error) error {
 	p.o.Logger.Warn("bucket is ahead of this disk; local log begins anew where the bucket ends", "err", why)
+	p.writable.Store(false)
 	p.serving.Store(nil)
-	log := p.log.Swap(nil)
-	p.claimed.Store(false)
-	p.o.New = false
+	p.setReason("local log begins anew")
+	log := p.log.Load()
 	if err := errors.Join(log.Close(), p.feed.close()); err != nil {
 		return fmt.Errorf("close outdated local log: %w", err)
 	}
+	if err := p.overtaken(why); !errors.Is(err, errTakeOver) {
+		return err
+	}
+	p.log.Store(nil)
+	p.claimed.Store(false)
+	p.o.New = false
 	if err := index.Remove(p.o.FS, p.indexDir()); err != nil {
 		return fmt.Errorf("remove outdated index: %w", err)
 	}

@@ -2,7 +2,10 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"keyhole/tiered"
 )
 
 // Status is the partition's place in both tiers. Offsets are Kafka offsets, last
@@ -113,5 +116,9 @@ func (p *Partition) Manifest(ctx context.Context) ([]byte, error) {
 	if p.tier == nil {
 		return nil, ErrNoStore
 	}
-	return p.tier.RawManifest(ctx)
+	data, err := p.tier.RawManifest(ctx)
+	if errors.Is(err, tiered.ErrClosed) {
+		return nil, ErrClosed
+	}
+	return data, err
 }
