@@ -434,3 +434,42 @@ func pause(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	}
 }
+
+// below is the ledger of a node that takes over where the bucket ends: it has
+// every answered write below next (by partition), may have unanswered ones, and
+// knows nothing of what else its predecessor answered.
+func (l *ledger) below(next map[int32]int64) *ledger {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	heir := newLedger(l.topic, "", 0)
+	heir.names, heir.begun = l.names, l.begun+1_000_000 // whose values must differ from here on
+	for _, key := range l.names {
+		heir.keys[key] = &account{open: slices.Clone(l.keys[key].open), tombstones: -1}
+	}
+	for at, w := range l.places {
+		if at.offset < next[at.partition] {
+			heir.places[at] = w
+			heir.keys[w.key].happened(w)
+		}
+	}
+	return heir
+}
+
+// beyond gives, by partition, the first and last offset from next on that were
+// answered to a client: what is on one disk alone.
+func (l *ledger) beyond(next map[int32]int64) map[int32][2]int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := map[int32][2]int64{}
+	for at := range l.places {
+		if at.offset < next[at.partition] {
+			continue
+		}
+		r, ok := out[at.partition]
+		if !ok {
+			r = [2]int64{at.offset, at.offset}
+		}
+		out[at.partition] = [2]int64{min(r[0], at.offset), max(r[1], at.offset)}
+	}
+	return out
+}

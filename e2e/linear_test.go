@@ -17,13 +17,13 @@ import (
 
 // KEYHOLE_LINEAR_LIVES is how many processes TestLinearizable puts one history
 // over, all but the last of which are killed; make soak sets it.
-const defaultLinearLives = 4
+const defaultLinearLives = 3
 
 const (
 	linearKeys    = 6
 	linearClients = 8
 	// linearOps is how many requests each process answers before it is killed.
-	linearOps = 400
+	linearOps = 300
 	// linearPatience bounds the search for an order; a search that does not end
 	// has shown nothing.
 	linearPatience = 2 * time.Minute
@@ -151,6 +151,13 @@ func (c *chronicle) answered() int {
 	return c.answers
 }
 
+// cold is how many values came out of the bucket.
+func (c *chronicle) cold() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sources["remote"] + c.sources["cache"]
+}
+
 func (c *chronicle) fault(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -257,7 +264,9 @@ func TestLinearizable(t *testing.T) {
 					}
 				})
 				enough := c.answered() + linearOps
-				poll(t, time.Minute, "requests are answered", func() bool { return c.answered() >= enough })
+				poll(t, time.Minute, "requests are answered, some out of the bucket", func() bool {
+					return c.answered() >= enough && c.cold() > 5*life
+				})
 				if life == lives-1 {
 					cancel()
 					wg.Wait()
@@ -285,8 +294,8 @@ func (c *chronicle) check(t *testing.T) {
 	for _, f := range c.faults {
 		t.Error(f)
 	}
-	if c.sources["local"] == 0 || c.sources["remote"] == 0 {
-		t.Errorf("not both tiers were read: %v", c.sources)
+	if c.sources["local"] == 0 {
+		t.Errorf("nothing was read out of the local log: %v", c.sources)
 	}
 	model := registerModel.ToModel()
 	result, info := porcupine.CheckOperationsVerbose(model, c.ops, linearPatience)
