@@ -93,16 +93,14 @@ func (p *Partition) uploadSealed(ctx context.Context, log *locallog.Log, s *Sett
 	if err := p.claim(ctx); err != nil {
 		return err
 	}
-	if !s.RemoteWrite {
-		p.setStoreTrouble(nil) // of an upload that is not wanted any more
-		return nil
-	}
-	for {
-		more, err := p.uploadGroup(ctx, log)
-		if err != nil || !more {
+	for more := s.RemoteWrite; more; {
+		var err error
+		if more, err = p.uploadGroup(ctx, log); err != nil {
 			return err
 		}
 	}
+	p.setStoreTrouble(nil) // nothing is left to be done
+	return nil
 }
 
 // uploadGroup uploads the next few segments and reports whether more may follow.
@@ -139,7 +137,6 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log) (more bo
 			}
 			return false, p.storeFailed(err)
 		}
-		p.setStoreTrouble(nil)
 		p.moved.Store(time.Now().UnixNano())
 		p.o.Metrics.Uploads.WithLabelValues("ok").Add(float64(len(sources)))
 		p.o.Metrics.UploadedBytes.Add(float64(size))

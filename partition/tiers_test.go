@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -586,6 +587,39 @@ func TestEvictSaysThatTheStoreStalls(t *testing.T) {
 		_, err := p.Evict(t.Context(), 0)
 		if !errors.Is(err, objstore.ErrUnavailable) || time.Since(begun) > 10*time.Second {
 			t.Fatalf("after %v: %v", time.Since(begun), err)
+		}
+	})
+}
+
+// A manifest whose reply was lost is met again by a look at the owner. Then
+// nothing is left to be uploaded, and the trouble is over.
+func TestTroubleEndsWhenTheLostReplyIsFound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		p := r.start()
+		defer r.stop()
+		<-p.Opened()
+		synctest.Wait()
+		r.store.After(func(_ context.Context, c objstoretest.Call) error {
+			if c.Op == objstoretest.OpPut && strings.HasSuffix(c.Key, "manifest.json") {
+				return objstore.ErrUnavailable
+			}
+			return nil
+		})
+		fill(t, p, "k", 40)
+		time.Sleep(choreGap)
+		synctest.Wait()
+		if p.StoreTrouble() == nil {
+			t.Fatal("no reply was lost")
+		}
+		r.store.After(nil)
+		if _, err := p.CheckOwner(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * maxBackoff)
+		synctest.Wait()
+		if err := p.StoreTrouble(); err != nil {
+			t.Fatalf("still in trouble: %v", err)
 		}
 	})
 }
