@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -48,6 +49,8 @@ func TestMisuse(t *testing.T) {
 		{args: []string{"get", "t", "k", "--url", "http://u:geheim@h:1/?q"}, stderr: "--url"},
 		{args: []string{"get", "t", "k"}, env: []string{"KEYHOLE_URL=file:///x"}, stderr: "--url"},
 		{args: []string{"get", "t", "k"}, env: []string{"KEYHOLE_TIMEOUT=soon"}, stderr: "KEYHOLE_TIMEOUT"},
+		{args: []string{"get", "t", "k", "--timeout", "-1s"}, stderr: "--timeout"},
+		{args: []string{"topic", "list"}, env: []string{"KEYHOLE_TIMEOUT=-1s"}, stderr: "--timeout"},
 		{args: []string{"produce"}, stderr: "wants TOPIC"},
 		{args: []string{"produce", "t", "--retry-timeout", "-1s"}, stderr: "--retry-timeout"},
 		{args: []string{"config", "set", "x"}, stderr: "wants NAME VALUE"},
@@ -141,6 +144,33 @@ func TestFlagsAndEnvironment(t *testing.T) {
 	})
 	if len(types) < 30 {
 		t.Errorf("only %d variables found", len(types))
+	}
+}
+
+// Each command waits as long as its own help says, however many of them there are.
+func TestTimeouts(t *testing.T) {
+	want := map[string]time.Duration{"keyhole tier evict": 0, "keyhole healthcheck": 3 * time.Second}
+	found := 0
+	a := &app{env: func(string) (string, bool) { return "", false }}
+	walkCommands(a.newRoot(), func(cmd *cobra.Command) {
+		f := cmd.Flags().Lookup("timeout")
+		if f == nil {
+			return
+		}
+		found++
+		if err := a.fromEnv(cmd); err != nil {
+			t.Fatal(err)
+		}
+		effective, ok := want[cmd.CommandPath()]
+		if !ok {
+			effective = time.Minute
+		}
+		if a.client.timeout != effective || f.DefValue != effective.String() {
+			t.Errorf("%s waits %s, its help says %s, want %s", cmd.CommandPath(), a.client.timeout, f.DefValue, effective)
+		}
+	})
+	if found < 10 {
+		t.Errorf("only %d commands have the flag", found)
 	}
 }
 

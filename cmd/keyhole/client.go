@@ -28,7 +28,7 @@ const defaultAdminURL = "http://127.0.0.1:9644"
 type clientFlags struct {
 	url      string
 	adminURL string
-	timeout  time.Duration
+	timeout  time.Duration // 0: none
 }
 
 func (a *app) dataFlag(cmd *cobra.Command) {
@@ -41,7 +41,27 @@ func (a *app) adminFlag(cmd *cobra.Command) {
 
 // timeoutFlag adds --timeout; 0 waits for ever.
 func (a *app) timeoutFlag(cmd *cobra.Command, def time.Duration) {
-	cmd.Flags().DurationVar(&a.client.timeout, "timeout", def, "how long to wait for an answer (0: for ever)")
+	cmd.Flags().Duration(timeoutName, def, "how long to wait for an answer (0: for ever)")
+}
+
+const timeoutName = "timeout"
+
+// takeTimeout takes the value that --timeout has for cmd. The flag has a default
+// of its own for each command, so the commands cannot share one variable: its
+// value would be the default of whichever was made last.
+func (a *app) takeTimeout(cmd *cobra.Command) error {
+	if cmd.Flags().Lookup(timeoutName) == nil {
+		return nil
+	}
+	d, err := cmd.Flags().GetDuration(timeoutName)
+	if err != nil {
+		return err
+	}
+	if d < 0 {
+		return misused("--%s must not be negative", timeoutName)
+	}
+	a.client.timeout = d
+	return nil
 }
 
 // endpoint is one listener of a node.

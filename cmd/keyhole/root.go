@@ -44,7 +44,7 @@ func (a *app) fromEnv(cmd *cobra.Command) error {
 	if err := config.ApplyEnv(cmd.Flags(), a.env); err != nil {
 		return &usageError{err}
 	}
-	return nil
+	return a.takeTimeout(cmd)
 }
 
 // asGroup makes a command that only holds others refuse to be called itself.
