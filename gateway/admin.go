@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"strings"
 
 	"github.com/gorilla/mux"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -51,18 +53,41 @@ func (s *Server) adminRoutes() http.Handler {
 }
 
 // handle adds a route that refuses what a page of another site makes a browser
-// send: the admin listener knows no credentials, so being able to reach it must
+// send, under the name of that site or of this listener: the admin listener knows no credentials, so being able to reach it must
 // not be enough.
 func (a *admin) handle(r *mux.Router, template string, m methods) {
 	a.Server.handle(r, template, func(w http.ResponseWriter, r *http.Request) int {
-		if err := a.origin.Check(r); err != nil {
+		switch {
+		case !a.knowsHost(r.Host):
+			return a.fail(w, r, errForeignHost)
+		case a.origin.Check(r) != nil:
 			return a.fail(w, r, errCrossOrigin)
 		}
 		return m.serve(w, r)
 	})
 }
 
-var errCrossOrigin = &requestError{status: http.StatusForbidden, message: "cross-origin request refused"}
+var (
+	errCrossOrigin = &requestError{status: http.StatusForbidden, message: "cross-origin request refused"}
+	errForeignHost = &requestError{status: http.StatusForbidden, message: "the admin listener is on loopback and does not go by this host name"}
+)
+
+// knowsHost reports whether host, the Host header, is a name of the admin
+// listener. On loopback a browser of this machine reaches it, and the page in it
+// may come from a site whose own name now leads here (DNS rebinding): to the
+// browser that is one origin, but the name gives it away.
+func (a *admin) knowsHost(host string) bool {
+	if !a.loopbackAdmin || host == "" { // every browser sends one
+		return true
+	}
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback() || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
+		a.o.AdminHost != "" && host == strings.ToLower(a.o.AdminHost)
+}
 
 // readiness is the body of the readiness route.
 type readiness struct {

@@ -19,7 +19,7 @@ import (
 )
 
 // startNode serves a real catalog on a disk in memory. bucket may be nil.
-func startNode(t *testing.T, bucket objstore.Bucket) *testServer {
+func startNode(t *testing.T, bucket objstore.Bucket, change ...func(*Options)) *testServer {
 	t.Helper()
 	ts := &testServer{t: t, logs: &syncBuffer{}, reg: prometheus.NewRegistry()}
 	log := slog.New(slog.NewTextHandler(ts.logs, nil))
@@ -34,7 +34,11 @@ func startNode(t *testing.T, bucket objstore.Bucket) *testServer {
 			t.Errorf("close: %v", err)
 		}
 	})
-	ts.Server = New(Options{Catalog: c, Logger: log, Registerer: ts.reg, Gatherer: ts.reg})
+	o := Options{Catalog: c, Logger: log, Registerer: ts.reg, Gatherer: ts.reg}
+	for _, f := range change {
+		f(&o)
+	}
+	ts.Server = New(o)
 	ts.serveUntilEnd()
 	return ts
 }
@@ -263,6 +267,24 @@ func TestAdminRefuses(t *testing.T) {
 	// A page of another site cannot make a browser change anything here.
 	evil := request("POST", "/v1/cloud_storage/cache/trim", "", "Origin: http://elsewhere.example", "Sec-Fetch-Site: cross-site")
 	raw(t, ts.admin, "POST", evil).refused(t, "cross-origin", 403, "bad_request", "cross-origin request refused")
+}
+
+// A page whose site's name has come to mean loopback is of one origin with this
+// listener, to its browser.
+func TestAdminHost(t *testing.T) {
+	ts := startNode(t, nil, func(o *Options) { o.AdminHost = "Gateway.Internal" })
+	ask := func(host string) reply {
+		text := strings.Replace(request("GET", "/v1/status/live", ""), "Host: localhost", "Host: "+host, 1)
+		return raw(t, ts.admin, "GET", text)
+	}
+	for _, host := range []string{"localhost", "LOCALHOST:9644", "a.localhost", "localhost.", "127.0.0.1:9644", "127.1.2.3", "[::1]:9644", "[::1]", "gateway.internal:1"} {
+		ask(host).want(t, host, 200)
+	}
+	for _, host := range []string{"evil.example", "evil.example:9644", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "xlocalhost"} {
+		ask(host).refused(t, host, 403, "bad_request", "the admin listener is on loopback and does not go by this host name")
+	}
+	// The data listener has no such rule: it is meant to be reached by name.
+	raw(t, ts.data, "GET", strings.Replace(request("GET", "/kv/t/k", ""), "Host: localhost", "Host: kv.example", 1)).want(t, "data", 404)
 }
 
 func TestReadyWhileDraining(t *testing.T) {

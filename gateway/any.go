@@ -29,6 +29,7 @@ func (a *answer) findAny(ctx context.Context, h http.Header, q partition.Query) 
 		return err
 	}
 	q.MinPosition, q.Wait = 0, 0 // reached; positions do not go back
+	a.together = false           // from here on the holders answer
 	if len(holders) == 1 {
 		a.placed = true
 		q.Matches = a.matcher(h, holders[0].ID())
@@ -48,7 +49,10 @@ func (a *answer) holders(ctx context.Context, hosted []keyLog, q partition.Query
 	var absent, trouble, elsewhere verdict
 	for _, p := range hosted {
 		q.Wait = max(0, time.Until(until))
-		_, err := p.Lookup(ctx, a.target.key, q)
+		res, err := p.Lookup(ctx, a.target.key, q)
+		if err == nil || classify(err).position {
+			a.sees(res.Position)
+		}
 		switch {
 		case err == nil:
 			holders = append(holders, p)
@@ -69,6 +73,16 @@ func (a *answer) holders(ctx context.Context, hosted []keyLog, q partition.Query
 		return nil, absent.err
 	}
 	return nil, elsewhere.err
+}
+
+// sees takes down the smallest position of the partitions that were asked, which
+// is what an answer of all of them together can vouch for: every record below it,
+// in any of them, is reflected.
+func (a *answer) sees(position int64) {
+	if !a.together || position < a.res.Position {
+		a.res.Position = position
+	}
+	a.together = true
 }
 
 // newest reads the key's record in each of the holders.

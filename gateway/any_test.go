@@ -84,6 +84,26 @@ func TestAny(t *testing.T) {
 	ts.get("/kv/t/k").refused(t, "none here", 421, "not_hosted", "partition not hosted on this node")
 	topic.parts[2].fail = partition.ErrNotRetained
 	ts.get("/kv/t/k").refused(t, "not retained", 404, "not_retained", "record not retained")
+	for n, p := range topic.parts {
+		p.fail, p.failRead, p.next = nil, nil, int64(10+n)
+	}
+	// All of them together vouch for the smallest position; a record, for the one
+	// of its partition.
+	for target, want := range map[string]string{
+		"/kv/t/absent":                 "10",
+		"/kv/t/absent?min_position=10": "10",
+		"/kv/t/k?min_position=11":      "10",
+		"/kv/t/k":                      "13",
+	} {
+		if r := ts.get(target); r.header.Get("X-Kv-Position") != want {
+			t.Errorf("%s: want position %s: %v", target, want, r)
+		}
+	}
+	topic.parts[1].fail = partition.ErrNotHosted
+	topic.parts[0].fail = partition.ErrNotHosted
+	if r := ts.get("/kv/t/absent"); r.header.Get("X-Kv-Position") != "12" {
+		t.Errorf("of those that are here: %v", r)
+	}
 	topic.parts = nil
 	ts.get("/kv/t/k").refused(t, "no partition", 421, "not_hosted", "partition not hosted on this node")
 }

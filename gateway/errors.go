@@ -67,6 +67,7 @@ const (
 	kafkaTopic         = 40401
 	kafkaPartition     = 40402
 	kafkaInvalidRecord = 42208
+	kafkaNotHosted     = 42101 // 421, first of its kind: Kafka REST, which is no node itself, has none
 	kafkaUnavailable   = 50003 // retriable
 )
 
@@ -100,7 +101,7 @@ var outcomes = [...]struct {
 	{partition.ErrKeyNotFound, outcome{8, 404, reasonKey, "key not found", 0, true, nil}},
 	{catalog.ErrTopicNotFound, outcome{3, 404, reasonTopic, "topic not found", kafkaTopic, false, nil}},
 	{catalog.ErrPartitionNotFound, outcome{4, 404, reasonPartition, "partition not found", kafkaPartition, false, nil}},
-	{partition.ErrNotHosted, outcome{5, 421, reasonNotHosted, "partition not hosted on this node", kafkaUnavailable, false, nil}},
+	{partition.ErrNotHosted, outcome{5, 421, reasonNotHosted, "partition not hosted on this node", kafkaNotHosted, false, nil}},
 	{partition.ErrNotIndexed, outcome{6, 404, reasonNotIndexed, "topic not indexed", 0, false, nil}},
 	{partition.ErrNotReady, outcome{7, 503, reasonNotReady, "partition not ready", kafkaUnavailable, false, nil}},
 	{catalog.ErrBucketUnknown, outcome{3, 503, reasonNotReady, "topics of the object store not known yet", kafkaUnavailable, false, nil}},

@@ -151,7 +151,7 @@ func (ts *testServer) do(method, target, body string, headers ...string) reply {
 
 func request(method, target, body string, headers ...string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n", method, target)
+	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n", method, target)
 	for _, h := range headers {
 		b.WriteString(h + "\r\n")
 	}

@@ -52,6 +52,7 @@ type answer struct {
 	placed    bool
 	read      bool // the record was read: value, timestamp and headers are known
 	ambiguous bool // more than one partition has the key
+	together  bool // res.Position is the smallest of all partitions asked
 	json      bool // the answer is the record as JSON
 }
 
@@ -162,9 +163,9 @@ func (s *Server) lookupFailed(w http.ResponseWriter, r *http.Request, a *answer,
 	s.metrics.lookups.miss(o, took)
 	if a.placed {
 		w.Header()["X-Kv-Partition"] = []string{strconv.Itoa(int(a.res.Partition))}
-		if o.position {
-			w.Header()["X-Kv-Position"] = []string{strconv.FormatInt(a.res.Position, 10)}
-		}
+	}
+	if o.position && (a.placed || a.together) {
+		w.Header()["X-Kv-Position"] = []string{strconv.FormatInt(a.res.Position, 10)}
 	}
 	return s.fail(w, r, err)
 }

@@ -77,10 +77,10 @@ func (o outcome) recordCode() int {
 }
 
 // refusal is the answer to a request of which no record was accepted: try again
-// if that could help any of them, else too large if all of them are, else
-// unprocessable.
+// if that could help any of them, else too large or not here if all of them are,
+// else unprocessable.
 func refusal(fates []produced) outcome {
-	tooLarge := true
+	tooLarge, elsewhere := true, true
 	for i := range fates {
 		o := classify(fates[i].err)
 		switch {
@@ -90,9 +90,13 @@ func refusal(fates []produced) outcome {
 			return o
 		}
 		tooLarge = tooLarge && o.status == http.StatusRequestEntityTooLarge
+		elsewhere = elsewhere && o.status == http.StatusMisdirectedRequest
 	}
-	if tooLarge {
+	switch {
+	case tooLarge:
 		return outcome{status: http.StatusRequestEntityTooLarge}
+	case elsewhere:
+		return outcome{status: http.StatusMisdirectedRequest}
 	}
 	return outcome{status: http.StatusUnprocessableEntity}
 }

@@ -25,6 +25,11 @@ type Options struct {
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer // what /metrics shows
 
+	// AdminHost is the host that the admin listener was asked to listen on. A
+	// listener on loopback accepts it in the Host header besides the names of
+	// loopback.
+	AdminHost string
+
 	MaxHeaderBytes int           // head of a request; 256 KiB: a key of 32 KiB, percent-encoded, and record headers
 	MaxBodyBytes   int64         // body of a request; 64 MiB
 	MaxBodiesBytes int64         // memory of all bodies in flight; 256 MiB
@@ -71,6 +76,9 @@ type Server struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
+	// loopbackAdmin says that the admin listener is on loopback; set by Start.
+	loopbackAdmin bool
+
 	draining atomic.Bool
 	data     *http.Server
 	admin    *http.Server
@@ -115,6 +123,8 @@ func (s *Server) httpServer(h http.Handler) *http.Server {
 // Start serves on both listeners, which it takes over, until Shutdown. It
 // returns at once and is called once.
 func (s *Server) Start(data, admin net.Listener) {
+	tcp, ok := admin.Addr().(*net.TCPAddr)
+	s.loopbackAdmin = ok && tcp.IP.IsLoopback()
 	s.serve(s.data, data, "data")
 	s.serve(s.admin, admin, "admin")
 }

@@ -45,6 +45,8 @@ func (s *Server) writeKey(w http.ResponseWriter, r *http.Request, fill func(rec 
 	}
 	s.metrics.recordsAccepted.Inc()
 	w.Header()["X-Kv-Offset"] = []string{strconv.FormatInt(offset, 10)}
+	// What is appended is applied, in order, before Append returns.
+	w.Header()["X-Kv-Position"] = []string{strconv.FormatInt(offset+1, 10)}
 	w.WriteHeader(http.StatusOK)
 	return http.StatusOK
 }
@@ -90,7 +92,7 @@ func (s *Server) appendKey(r *http.Request, fill func(*record.Record, int64) (fu
 
 // unsupportedOnWrite are request headers that would change what a write means.
 // Ignoring them would store something that the client did not ask for.
-var unsupportedOnWrite = [...]string{"If-Match", "If-None-Match", "If-Unmodified-Since", "Content-Range", "Content-Encoding"}
+var unsupportedOnWrite = [...]string{"If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since", "Content-Range", "Content-Encoding"}
 
 // recordFromHeaders takes timestamp and record headers from a request.
 func recordFromHeaders(h http.Header, rec *record.Record) error {

@@ -41,9 +41,11 @@ func TestPutDelete(t *testing.T) {
 	}
 	// DELETE says where its tombstone is, also for a key that was not there.
 	r = ts.do(http.MethodDelete, "/kv/t/empty", "").want(t, "DELETE", 200)
-	if r.header.Get("X-Kv-Partition") != "0" || r.header.Get("X-Kv-Offset") != "2" {
+	if r.header.Get("X-Kv-Partition") != "0" || r.header.Get("X-Kv-Offset") != "2" || r.header.Get("X-Kv-Position") != "3" {
 		t.Errorf("DELETE: %v", r)
 	}
+	// The position of a write is one that a lookup here has reached.
+	ts.get("/kv/t/a%2Fb?min_position="+r.header.Get("X-Kv-Position")).want(t, "own write", 200)
 	ts.get("/kv/t/empty").refused(t, "deleted", 404, "key_not_found", "key not found")
 	ts.do(http.MethodDelete, "/kv/t/never", "").want(t, "DELETE of nothing", 200)
 
@@ -61,6 +63,7 @@ func TestPutDelete(t *testing.T) {
 		{"X-Kv-Headers: " + base64.RawURLEncoding.EncodeToString([]byte("{}")), "X-Kv-Headers is not the base64url of a JSON list of headers"},
 		{"If-Match: \"x\"", "If-Match is not supported on a write"},
 		{"If-None-Match: *", "If-None-Match is not supported on a write"},
+		{"If-Modified-Since: Thu, 01 Jan 1970 00:00:00 GMT", "If-Modified-Since is not supported on a write"},
 		{"Content-Encoding: gzip", "Content-Encoding is not supported on a write"},
 		{"Content-Range: bytes 0-1/2", "Content-Range is not supported on a write"},
 	} {
@@ -207,9 +210,10 @@ func TestProduce(t *testing.T) {
 	for _, p := range topic.parts {
 		p.refuse = partition.ErrNotHosted
 	}
-	if got := ts.produceJSON("/topics/t", `{"records":[{"key":"e","value":1}]}`, 503); got.codes()[0] != 50003 {
+	if got := ts.produceJSON("/topics/t", `{"records":[{"key":"e","value":1}]}`, 421); got.codes()[0] != 42101 {
 		t.Errorf("not hosted: %v", got.codes())
 	}
+	ts.produceJSON("/topics/t", `{"records":[{"key":"e","value":1},{"value":1}]}`, 422)
 }
 
 func TestProduceRefused(t *testing.T) {
