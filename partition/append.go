@@ -49,9 +49,6 @@ func (p *Partition) Append(ctx context.Context, recs []record.Record) (int64, er
 	if p.fenced.Load() {
 		return 0, ErrNotHosted
 	}
-	if p.o.Space.Low() {
-		return 0, ErrDiskFull
-	}
 	log := p.log.Load()
 	if log == nil || !p.writable.Load() {
 		return 0, p.notServing()
@@ -65,6 +62,9 @@ func (p *Partition) Append(ctx context.Context, recs []record.Record) (int64, er
 	batches, size, err := encode(recs, s.Codec)
 	if err != nil {
 		return 0, err
+	}
+	if !p.o.Space.take(size) {
+		return 0, ErrDiskFull
 	}
 	bases, err := log.Append(ctx, batches)
 	if err != nil {

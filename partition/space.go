@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -20,20 +21,22 @@ import (
 const (
 	maxReserve   = 64 << 20
 	reserveShare = 20 // or one part in so many of the disk, if that is less
-	// measureInterval is how often the disk is asked; in that time a gateway
-	// cannot write as much as the reserve of a disk that can take it.
+	// measureInterval is how often the disk is asked, besides whenever records have
+	// used up what was there the last time.
 	measureInterval = time.Second
 )
 
-// Space watches the disk of the data directory for all partitions on it: while
-// less is free than the reserve, no records are appended. A nil Space says that
-// there is always room.
+// Space watches the disk of the data directory for all partitions on it: no
+// records are appended that would leave less than the reserve. A nil Space says
+// that there is always room.
 type Space struct {
 	fs     vfs.FS
 	dir    string
 	logger *slog.Logger
-	low    atomic.Bool
 	free   prometheus.Gauge
+
+	room atomic.Int64 // bytes that records may take until the disk is measured again
+	low  atomic.Bool  // records have been refused, and there is not clearly more room since
 }
 
 // NewSpace measures the disk of dir once; Watch goes on. A file system that does
@@ -57,6 +60,27 @@ func NewSpace(fs vfs.FS, dir string, logger *slog.Logger, reg prometheus.Registe
 // Low reports whether the disk has only the reserve left.
 func (s *Space) Low() bool { return s != nil && s.low.Load() }
 
+// take claims room for n bytes of records, or says that there is none.
+func (s *Space) take(n int64) bool {
+	if s == nil {
+		return true
+	}
+	if s.low.Load() {
+		return false
+	}
+	if s.room.Add(-n) >= 0 {
+		return true
+	}
+	s.measure() // what was claimed before is on the disk by now, or on its way
+	if s.room.Add(-n) >= 0 {
+		return true
+	}
+	if !s.low.Swap(true) {
+		s.logger.Error("disk is full: no records are accepted until there is room", "dir", s.dir)
+	}
+	return false
+}
+
 // Watch measures until ctx ends.
 func (s *Space) Watch(ctx context.Context) {
 	tick := time.NewTicker(measureInterval)
@@ -77,18 +101,18 @@ func (s *Space) measure() {
 		if !errors.Is(err, vfs.ErrUnsupported) {
 			s.logger.Warn("cannot tell how full the disk is", "dir", s.dir, "err", err)
 		}
+		s.room.Store(math.MaxInt64)
 		return
 	}
-	s.free.Set(float64(u.AvailBytes))
-	reserve := min(maxReserve, u.TotalBytes/reserveShare)
-	low := u.AvailBytes < reserve
-	if s.low.Swap(low) == low {
-		return
-	}
-	if low {
-		s.logger.Error("disk is full: no records are accepted until there is room", "dir", s.dir, "free", u.AvailBytes, "reserve", reserve)
-	} else {
-		s.logger.Info("disk has room again: records are accepted", "dir", s.dir, "free", u.AvailBytes)
+	avail := int64(min(u.AvailBytes, math.MaxInt64))
+	reserve := int64(min(maxReserve, u.TotalBytes/reserveShare))
+	s.free.Set(float64(avail))
+	s.room.Store(avail - reserve)
+	switch {
+	case avail < reserve && !s.low.Swap(true):
+		s.logger.Error("disk is full: no records are accepted until there is room", "dir", s.dir, "free", avail, "reserve", reserve)
+	case avail >= reserve+reserve/4 && s.low.Swap(false):
+		s.logger.Info("disk has room again: records are accepted", "dir", s.dir, "free", avail)
 	}
 }
 

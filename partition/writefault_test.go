@@ -278,16 +278,19 @@ func TestReserve(t *testing.T) {
 	r.space = space
 	p := r.open()
 	want := fill(t, p, "k", 30)
+	const little = 1 << 12 // more than the record of tryPut takes
 	for _, c := range []struct {
 		avail, total uint64
-		low          bool
+		full         bool
 	}{
-		{maxReserve, 100 << 30, false}, {maxReserve - 1, 100 << 30, true},
-		{1 << 20, 20 << 20, false}, {1<<20 - 1, 20 << 20, true}, {0, 100 << 30, true},
+		{maxReserve + little, 100 << 30, false}, {maxReserve, 100 << 30, true},
+		{1<<20 + little, 20 << 20, true}, // it has been full, and this is not clearly more
+		{1<<20 + 1<<18, 20 << 20, false}, {1<<20 + little, 20 << 20, false},
+		{1 << 20, 20 << 20, true}, {0, 100 << 30, true},
 	} {
 		d.usage = vfs.DiskUsage{AvailBytes: c.avail, TotalBytes: c.total}
 		space.measure()
-		if err := tryPut(p, "x", "y"); errors.Is(err, ErrDiskFull) != c.low {
+		if err := tryPut(p, "x", "y"); errors.Is(err, ErrDiskFull) != c.full {
 			t.Errorf("%d of %d bytes free: %v", c.avail, c.total, err)
 		}
 	}
@@ -306,9 +309,18 @@ func TestReserve(t *testing.T) {
 	d.usage.AvailBytes = 10 << 30
 	space.measure()
 	put(t, p, "x", "z")
-	var none *Space
-	if none.Low() {
-		t.Error("a disk that is not watched is full")
+	// Records count before the disk is measured again.
+	d.usage.AvailBytes = maxReserve + 3*little
+	space.measure()
+	d.usage.AvailBytes = maxReserve
+	refused := 0
+	for range 10 {
+		if errors.Is(tryPut(p, "x", strings.Repeat("y", little)), ErrDiskFull) {
+			refused++
+		}
+	}
+	if refused != 8 {
+		t.Errorf("%d of 10 records refused that have room for less than three", refused)
 	}
 }
 
