@@ -33,7 +33,8 @@ type rig struct {
 	isNew    bool
 	noStore  bool
 	space    *Space
-	dying    bool // its disk fails, so closing may too
+	dying    bool           // its disk fails, so closing may too
+	options  func(*Options) // changes what the next start uses; nil: nothing
 
 	p       *Partition
 	metrics *Metrics
@@ -101,6 +102,9 @@ func (r *rig) start() *Partition {
 	}
 	if r.noStore {
 		o.Bucket = nil
+	}
+	if r.options != nil {
+		r.options(&o)
 	}
 	r.p = Open(o)
 	r.isNew = false

@@ -175,7 +175,7 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 // manifest that can prove it.
 func (p *Partition) notRetained(m *manifest.Manifest, st locallog.State) error {
 	switch {
-	case m.Generation < st.ManifestGeneration:
+	case m.Generation < st.ManifestGeneration && !p.asked.Load():
 		return fmt.Errorf("%w: the manifest was lost here and is not read again yet", ErrNotReady)
 	case m.Next() < st.RemoteNext:
 		key := tiered.ManifestKey(tiered.Prefix(p.o.Topic, p.o.TopicID, p.o.Partition))

@@ -57,6 +57,7 @@ type Partition struct {
 	moved   atomic.Int64                 // when an upload last made progress, Unix nanoseconds
 	waiting atomic.Int64                 // bytes appended since the chores were last woken
 	fenced  atomic.Bool
+	asked   atomic.Bool // this run has read the bucket's manifest
 	claimed atomic.Bool // this run holds an epoch, so the manifest is current
 	// writable: whose partition this is has been asked, so appends are taken.
 	writable atomic.Bool

@@ -131,6 +131,7 @@ func (p *Partition) openLog(ctx context.Context, s *Settings) error {
 			return p.storeFailed(fmt.Errorf("no local log, and the bucket does not say where to begin: %w", err))
 		}
 		p.setStoreTrouble(nil)
+		p.asked.Store(true)
 		p.claimed.Store(true)
 		start = p.tier.Snapshot().Next()
 	}
@@ -238,6 +239,7 @@ func (p *Partition) claim(ctx context.Context) error {
 	if err != nil {
 		return p.storeFailed(err)
 	}
+	p.asked.Store(true)
 	m, st := p.tier.Snapshot(), p.log.Load().State()
 	switch {
 	case m.Next() > st.HighWatermark:
