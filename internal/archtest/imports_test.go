@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"partition"},
 	{"catalog"},
 	{"check", "gateway"},
-	{"cmd", "bench"},
+	{"cmd", "bench", "internal"},
 }
 
 // never are edges that the layers would allow. The cold tier must not lean on

@@ -1,0 +1,11 @@
+// Package modeltest holds the model test: random operations on a whole catalog,
+// with its disk and its bucket in memory, compared with a map after every step.
+//
+//	random step ─► catalog ─► partition ─► disk (crashable) and bucket (with weather)
+//	      └──────► map        what a correct node would answer
+//
+// The model knows every record that was acknowledged, all switches, and the
+// weather of the store; from these alone follows which answer is right, down to
+// the reason of a 404. Time is that of testing/synctest, so hours of background
+// work pass between two steps. There is nothing else in the package.
+package modeltest

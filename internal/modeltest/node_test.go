@@ -1,0 +1,233 @@
+package modeltest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"keyhole/catalog"
+	"keyhole/check"
+	"keyhole/objstore"
+	"keyhole/objstore/objstoretest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const dataDir = "/data"
+
+// weather is how the store behaves.
+type weather int
+
+const (
+	fine   weather = iota
+	flaky          // some requests fail, some take effect and their reply is lost
+	down           // nothing gets through
+	denied         // everything is refused with 403
+)
+
+func (w weather) String() string { return [...]string{"fine", "flaky", "down", "denied"}[w] }
+
+// sky makes the weather.
+type sky struct {
+	mu  sync.Mutex
+	rng *rand.Rand
+	now weather
+}
+
+func (s *sky) set(w weather) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = w
+}
+
+// strikes decides whether a request fails on its way to the store (or on the
+// way back).
+func (s *sky) strikes(back bool, c objstoretest.Call) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kind := objstore.ErrUnavailable
+	switch s.now {
+	case fine:
+		return nil
+	case flaky:
+		if s.rng.IntN(4) > 0 {
+			return nil
+		}
+	case denied:
+		kind = objstore.ErrDenied
+	}
+	if back && s.now != flaky {
+		return nil
+	}
+	return &objstore.OpError{Op: string(c.Op), Key: c.Key, Kind: kind}
+}
+
+// process is what one run of a node has of the bucket. After a crash nothing of
+// it reaches the bucket any more.
+type process struct {
+	objstore.Bucket
+	dead atomic.Bool
+}
+
+func (p *process) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond objstore.Condition) (string, error) {
+	if p.dead.Load() {
+		return "", &objstore.OpError{Op: "put", Key: key, Kind: objstore.ErrUnavailable}
+	}
+	return p.Bucket.Put(ctx, key, body, size, cond)
+}
+
+func (p *process) Delete(ctx context.Context, key string) error {
+	if p.dead.Load() {
+		return &objstore.OpError{Op: "delete", Key: key, Kind: objstore.ErrUnavailable}
+	}
+	return p.Bucket.Delete(ctx, key)
+}
+
+// node is one node: its disk, its bucket and the catalog that is open on them.
+type node struct {
+	t       *testing.T
+	fs      *vfs.MemFS
+	bucket  *objstoretest.Faulty // nil: no store
+	sky     *sky
+	process *process
+	log     logs
+	c       *catalog.Catalog // nil: stopped
+}
+
+// logs keeps the last lines of the node's log, to be shown when a test fails.
+type logs struct {
+	mu    sync.Mutex
+	lines [][]byte
+}
+
+func (l *logs) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, bytes.Clone(b))
+	if n := len(l.lines); n > 60 {
+		l.lines = l.lines[n-60:]
+	}
+	return len(b), nil
+}
+
+func newNode(t *testing.T, seed uint64, store bool) *node {
+	n := &node{t: t, fs: vfs.NewCrashableMem(), sky: &sky{rng: rand.New(rand.NewPCG(seed, 1))}}
+	if store {
+		n.bucket = objstoretest.NewFaulty(nil)
+		n.bucket.Before(func(_ context.Context, c objstoretest.Call) error { return n.sky.strikes(false, c) })
+		n.bucket.After(func(_ context.Context, c objstoretest.Call) error { return n.sky.strikes(true, c) })
+	}
+	return n
+}
+
+func (n *node) start() {
+	n.t.Helper()
+	o := catalog.Options{
+		DataDir: dataDir, FS: n.fs,
+		Logger:     slog.New(slog.NewTextHandler(&n.log, nil)),
+		Registerer: prometheus.NewRegistry(),
+	}
+	if n.bucket != nil {
+		n.process = &process{Bucket: n.bucket}
+		o.Bucket = n.process
+	}
+	var err error
+	if n.c, err = catalog.Open(context.Background(), o); err != nil {
+		n.t.Fatalf("open: %v", err)
+	}
+	synctest.Wait()
+}
+
+func (n *node) stop() {
+	n.t.Helper()
+	if n.c == nil {
+		return
+	}
+	c := n.c
+	n.c = nil
+	if err := c.Close(context.Background()); err != nil {
+		n.t.Fatalf("close: %v", err)
+	}
+}
+
+// crash leaves of the disk what a power cut would, and nothing of the process.
+func (n *node) crash(rng *rand.Rand) {
+	n.t.Helper()
+	after := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
+	if n.bucket != nil {
+		n.process.dead.Store(true)
+	}
+	c := n.c
+	n.c = nil
+	if err := c.Close(context.Background()); err != nil {
+		n.t.Fatalf("close after the crash: %v", err)
+	}
+	n.fs = after
+}
+
+// check reads both tiers of the stopped node and demands that nothing is
+// damaged.
+func (n *node) check() check.Summary {
+	n.t.Helper()
+	o := check.Options{
+		FS: n.fs, DataDir: dataDir, ScratchFS: vfs.NewMem(), ScratchDir: "/",
+		Report: func(f check.Finding) {
+			if f.Severity == check.Damage {
+				n.t.Errorf("check: %+v", f)
+			}
+		},
+	}
+	if n.bucket != nil {
+		o.Bucket = n.bucket.Inner()
+	}
+	sum, err := check.Run(context.Background(), o)
+	if err != nil {
+		n.t.Fatalf("check: %v", err)
+	}
+	if !sum.OK() {
+		n.t.FailNow()
+	}
+	return sum
+}
+
+// settle waits, in the time of the bubble, until the node is ready and nothing
+// waits for the store.
+func (n *node) settle() {
+	n.t.Helper()
+	// The longest back-off is a minute, and a chore may be in one.
+	for range 200 {
+		synctest.Wait()
+		r := n.c.Ready()
+		if len(r.Damaged) > 0 {
+			n.t.Fatalf("damaged: %+v", r.Damaged)
+		}
+		if r.Ready && len(r.Degraded) == 0 {
+			return
+		}
+		time.Sleep(time.Second)
+	}
+	n.t.Fatalf("not ready: %+v", n.c.Ready())
+}
+
+// trouble reports whether err says that the store or the start of a partition
+// keeps something from being answered.
+func trouble(err error) bool {
+	for _, class := range []error{objstore.ErrUnavailable, objstore.ErrDenied, catalog.ErrBucketUnknown, errNotReady, context.DeadlineExceeded} {
+		if errors.Is(err, class) {
+			return true
+		}
+	}
+	return false
+}
