@@ -22,11 +22,12 @@ func EnvName(flag string) string {
 func FileKey(flag string) string { return strings.ReplaceAll(flag, "-", "_") }
 
 // ApplyEnv sets every flag that is not set yet and whose variable is present
-// and not empty. An error names the variable.
+// and not empty; --help and --version, which are commands rather than settings,
+// have none. An error names the variable.
 func ApplyEnv(flags *pflag.FlagSet, env LookupEnv) error {
 	var first error
 	flags.VisitAll(func(f *pflag.Flag) {
-		if f.Changed || f.Name == "help" || first != nil {
+		if f.Changed || f.Name == "help" || f.Name == "version" || first != nil {
 			return
 		}
 		v, ok := env(EnvName(f.Name))

@@ -28,7 +28,11 @@ func TestMisuse(t *testing.T) {
 		stderr string
 	}{
 		{args: nil, stderr: "wants a command"},
-		{args: []string{"sevre"}, stderr: `unknown command "sevre"`},
+		{args: []string{"sevre"}, stderr: `unknown command "sevre" for "keyhole"; did you mean serve?`},
+		{args: []string{"zzz"}, stderr: "unknown command \"zzz\" for \"keyhole\"\n"},
+		{args: []string{"help", "sevre"}, stderr: "did you mean serve?"},
+		{args: []string{"help", "tier", "nope"}, stderr: `no command "nope" in "keyhole tier"`},
+		{args: []string{"help", "get", "x"}, stderr: `no command "x" in "keyhole get"`},
 		{args: []string{"topic"}, stderr: "wants a command"},
 		{args: []string{"topic", "crate", "x"}, stderr: `unknown command "crate"`},
 		{args: []string{"tier", "evit", "x"}, stderr: `unknown command "evit"`},
@@ -175,7 +179,13 @@ func TestTimeouts(t *testing.T) {
 }
 
 func TestVersion(t *testing.T) {
-	keyhole(t, nil, nil, "version").want(t, exitDone, "keyhole ", "")
+	plain := keyhole(t, nil, nil, "version")
+	plain.want(t, exitDone, "keyhole ", "")
+	if r := keyhole(t, []string{"KEYHOLE_VERSION=1.2"}, nil, "--version"); r != plain {
+		t.Errorf("--version: %+v, the command: %+v", r, plain)
+	}
+	keyhole(t, []string{"KEYHOLE_VERSION=1.2"}, nil, "help", "tier", "evict").want(t, exitDone, "--local-target-bytes", "")
+	keyhole(t, nil, nil, "help").want(t, exitDone, "Available Commands", "")
 	keyhole(t, nil, nil, "version", "--json").want(t, exitDone, `"go":"go1.`, "")
 	keyhole(t, []string{"KEYHOLE_JSON=true"}, nil, "version").want(t, exitDone, `"os":`, "")
 }

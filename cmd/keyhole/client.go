@@ -172,20 +172,41 @@ type statusError struct {
 	status int
 	reason string // X-Kv-Reason
 	text   string
+	hint   string // what the caller may have got wrong
 }
 
 func (e *statusError) Error() string {
 	switch {
 	case e.reason != "":
-		return fmt.Sprintf("%s (%s, HTTP %d)", e.text, e.reason, e.status)
+		return fmt.Sprintf("%s (%s, HTTP %d)%s", e.text, e.reason, e.status, e.hint)
 	default:
-		return fmt.Sprintf("%s (HTTP %d)", e.text, e.status)
+		return fmt.Sprintf("%s (HTTP %d)%s", e.text, e.status, e.hint)
 	}
+}
+
+// refusal is the error of an answer that says no. If the answer shows that
+// something else than the wanted listener gave it, the error says so: the two
+// addresses are easily mixed up.
+func (e *endpoint) refusal(resp *http.Response, body []byte) error {
+	s := newStatusError(resp, body)
+	ours := s.reason != "" || s.text != http.StatusText(s.status)
+	if s.reason == "not_found" && s.text == "not found" || !ours && (s.status == http.StatusNotFound || s.status == http.StatusMethodNotAllowed) {
+		s.hint = fmt.Sprintf("; is %s the %s? see --%s", e.base.Redacted(), e.what(), e.flag)
+	}
+	return s
+}
+
+// what is the name of the listener that the endpoint should be.
+func (e *endpoint) what() string {
+	if e.flag == "url" {
+		return "data listener"
+	}
+	return "admin listener"
 }
 
 // newStatusError reads the message out of any error form of the gateway:
 // {"error":"…"}, {"error_code":…,"message":"…"} and a map of properties.
-func newStatusError(resp *http.Response, body []byte) error {
+func newStatusError(resp *http.Response, body []byte) *statusError {
 	e := &statusError{status: resp.StatusCode, reason: resp.Header.Get("X-Kv-Reason")}
 	var fields map[string]any
 	if json.Unmarshal(body, &fields) == nil {
@@ -244,7 +265,7 @@ func (a *app) call(ctx context.Context, e *endpoint, method string, segments []s
 		return nil, err
 	}
 	if resp.StatusCode/100 != 2 {
-		return nil, newStatusError(resp, out)
+		return nil, e.refusal(resp, out)
 	}
 	return out, nil
 }

@@ -79,7 +79,7 @@ func (a *app) get(cmd *cobra.Command, f getFlags, topic, key string) error {
 		a.tellFound(resp)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return newStatusError(resp, body)
+		return e.refusal(resp, body)
 	}
 	if asRecord {
 		return a.printBody(body)

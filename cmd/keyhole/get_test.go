@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -79,6 +80,43 @@ func TestGetAbsence(t *testing.T) {
 		r.want(t, exitFailed, "", "record only available in tiered storage (remote_read_disabled, HTTP ")
 		if r.stdout != "" {
 			t.Errorf("status %d: output %q", code, r.stdout)
+		}
+	}
+}
+
+// An answer of the wrong listener, or of another server, leads to the flag.
+func TestWrongListener(t *testing.T) {
+	var reason, body atomic.Value
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if r := reason.Load().(string); r != "" {
+			w.Header().Set("X-Kv-Reason", r)
+		}
+		w.WriteHeader(404)
+		_, _ = io.WriteString(w, body.Load().(string))
+	}))
+	defer node.Close()
+	env := []string{"KEYHOLE_URL=" + node.URL, "KEYHOLE_ADMIN_URL=" + node.URL}
+	for _, c := range []struct {
+		reason, body string
+		hint         bool
+	}{
+		{"not_found", `{"error":"not found"}`, true},
+		{"", "<html>404</html>", true},
+		{"key_not_found", `{"error":"key not found"}`, false},
+		{"not_found", `{"error":"feature not found"}`, false},
+		{"", `{"error_code":40401,"message":"topic not found"}`, false},
+	} {
+		reason.Store(c.reason)
+		body.Store(c.body)
+		for args, hint := range map[string]string{
+			"get t k":    "; is " + node.URL + " the data listener? see --url",
+			"produce t":  "; is " + node.URL + " the data listener? see --url",
+			"topic list": "; is " + node.URL + " the admin listener? see --admin-url",
+		} {
+			r := keyhole(t, env, strings.NewReader(`{"key":"k","value":1}`), strings.Fields(args)...)
+			if r.code != exitFailed || strings.Contains(r.err, hint) != c.hint {
+				t.Errorf("%s, answered %q %s: exit %d, %q; hint: %v", args, c.reason, c.body, r.code, r.err, c.hint)
+			}
 		}
 	}
 }

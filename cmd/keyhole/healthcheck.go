@@ -19,6 +19,8 @@ func (a *app) newHealthcheck() *cobra.Command {
 		Short: "Exit with 0 if the node is ready, with 1 if not",
 		Long: `Exits with 0 if every partition of the node serves, with 1 if not or if there is
 no answer. Meant for container images, which need no other program for it.
+Partitions that another node has taken over, an object store that is away, and
+damage do not make a node unready: --json shows them as degraded and damaged.
 
 Without --admin-url the address of KEYHOLE_ADMIN_LISTEN is asked, which is the
 one that serve listens on in the same container.`,

@@ -24,7 +24,8 @@ func (a *app) newProduce() *cobra.Command {
 		Long: `Writes records, one JSON object a line, from a file or standard input; gzip is
 recognised. Fields: key, value (null: tombstone), and if wanted timestamp (Unix
 ms), partition and headers ([{"name":…,"value":…}]). A string is its UTF-8 bytes,
-{"base64":"…"} is bytes, anything else its JSON text exactly as it stands.
+{"base64":"…"} is bytes, anything else its JSON text exactly as it stands. (POST
+/topics takes another form, where a JSON string keeps its quotes: docs/http.md.)
 
 Records of one partition are written in the order of the input; what is answered
 with "try again" is sent again for --retry-timeout, so that after a broken

@@ -237,11 +237,11 @@ func (p *producer) post(ctx context.Context, b *batch, records []int, body []byt
 	}
 	switch resp.StatusCode {
 	case http.StatusServiceUnavailable, http.StatusGatewayTimeout, http.StatusTooManyRequests, http.StatusBadGateway:
-		return records, wait, newStatusError(resp, answer)
+		return records, wait, p.e.refusal(resp, answer)
 	case http.StatusOK:
 		return records, -1, fmt.Errorf("the node answered %d records with %d offsets", len(records), len(reply.Offsets))
 	}
-	return records, -1, newStatusError(resp, answer)
+	return records, -1, p.e.refusal(resp, answer)
 }
 
 // settle books what became of each record. From the first record on that has to

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -216,9 +217,16 @@ func TestProduceRefused(t *testing.T) {
 	}
 }
 
+// 42101 is a partition that another node has: trying again there is in vain.
 func TestProduceManyRefused(t *testing.T) {
+	for _, code := range []int{42208, 42101} {
+		t.Run(strconv.Itoa(code), func(t *testing.T) { testProduceManyRefused(t, code) })
+	}
+}
+
+func testProduceManyRefused(t *testing.T, code int) {
 	f := newFakeNode(t, 1, func(f *fakeNode) {
-		f.verdict = func(int, fakeRecord) int { return 42208 }
+		f.verdict = func(int, fakeRecord) int { return code }
 	})
 	path := filepath.Join(t.TempDir(), "in")
 	if err := os.WriteFile(path, []byte(ndjson(20_000, 3)), 0o600); err != nil {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"strings"
+
 	"github.com/spf13/cobra"
 
 	"keyhole/config"
@@ -23,6 +25,9 @@ Exit code 0: done, 1: failed, 2: called wrongly.`,
 		SilenceUsage:      true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return a.fromEnv(cmd) },
 	}
+	root.Version = readBuildInfo().String()
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetHelpCommand(newHelp(root))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(
 		a.newServe(),
@@ -54,13 +59,45 @@ func asGroup(cmd *cobra.Command) *cobra.Command {
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return misused("unknown command %q for %q", args[0], cmd.CommandPath())
+			return misused("unknown command %q for %q%s", args[0], cmd.CommandPath(), suggestion(cmd, args[0]))
 		}
 		cmd.SetOut(cmd.ErrOrStderr())
 		_ = cmd.Help() // can only fail to write
 		return misused("%q wants a command", cmd.CommandPath())
 	}
 	return cmd
+}
+
+// suggestion names the commands that wrong may be a misspelling of.
+func suggestion(cmd *cobra.Command, wrong string) string {
+	cmd.SuggestionsMinimumDistance = 2 // single edits, and two letters that swapped places
+	near := cmd.SuggestionsFor(wrong)
+	if len(near) == 0 {
+		return ""
+	}
+	return "; did you mean " + strings.Join(near, " or ") + "?"
+}
+
+// newHelp is cobra's help command, except that help for what does not exist is
+// misuse. Left alone, cobra would say so and exit with 0.
+func newHelp(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "Print the help of a command",
+		Example: "  keyhole help tier evict",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			switch {
+			case err != nil:
+				return &usageError{err}
+			case len(rest) > 0:
+				return misused("no command %q in %q%s", rest[0], cmd.CommandPath(), suggestion(cmd, rest[0]))
+			}
+			cmd.InitDefaultHelpFlag()
+			cmd.InitDefaultVersionFlag()
+			return cmd.Help()
+		},
+	}
 }
 
 // jsonFlag adds --json.

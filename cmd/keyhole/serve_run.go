@@ -56,11 +56,13 @@ func (a *app) serve(ctx context.Context, f *serveFlags) (err error) {
 	if err != nil {
 		return fmt.Errorf("data directory %s: %w", f.dataDir, err)
 	}
+	adminHost, _, _ := net.SplitHostPort(f.adminListen) // checked by complete
 	server := gateway.New(gateway.Options{
 		Catalog:        topics,
 		Logger:         log,
 		Registerer:     registry,
 		Gatherer:       registry,
+		AdminHost:      adminHost,
 		MaxHeaderBytes: f.maxHeaderBytes,
 		MaxBodyBytes:   f.maxBodyBytes,
 		MaxBodiesBytes: f.maxBodiesBytes,
@@ -106,6 +108,13 @@ func (a *app) newLogger(f *serveFlags) *slog.Logger {
 	level, _ := f.level() // checked by complete
 	options := &slog.HandlerOptions{Level: level}
 	if f.logFormat == "json" {
+		// "1s" rather than 1000000000 without a unit, as in the text form.
+		options.ReplaceAttr = func(_ []string, at slog.Attr) slog.Attr {
+			if at.Value.Kind() == slog.KindDuration {
+				at.Value = slog.StringValue(at.Value.Duration().String())
+			}
+			return at
+		}
 		return slog.New(slog.NewJSONHandler(a.err, options))
 	}
 	return slog.New(slog.NewTextHandler(a.err, options))

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -52,6 +54,38 @@ type tierStatus struct {
 	IndexKeys     *int64 `json:"index_keys"`
 }
 
+// tierStates collects what the node says about partitions, to be printed as a
+// table or, with --json, as one list.
+type tierStates struct {
+	topic string
+	list  []tierState
+}
+
+type tierState struct {
+	Topic     string          `json:"topic"`
+	Partition int32           `json:"partition"`
+	Status    json.RawMessage `json:"status"` // as the node gave it
+}
+
+func (s *tierStates) add(partition int32, body []byte) {
+	s.list = append(s.list, tierState{s.topic, partition, body})
+}
+
+func (a *app) printTierStates(s *tierStates) error {
+	if a.json {
+		return a.printJSON(s.list)
+	}
+	var rows [][]string
+	for _, one := range s.list {
+		var status tierStatus
+		if err := json.Unmarshal(one.Status, &status); err != nil {
+			return fmt.Errorf("answer of the node cannot be read: %w", err)
+		}
+		rows = append(rows, status.row(one.Partition))
+	}
+	return a.printTable(tierHeader, rows)
+}
+
 var tierHeader = []string{"PARTITION", "MODE", "HIGH WATERMARK", "LOCAL OFFSETS", "SEGMENTS", "BYTES", "CLOUD OFFSETS", "SEGMENTS", "BYTES", "KEYS"}
 
 func (s tierStatus) row(partition int32) []string {
@@ -59,8 +93,16 @@ func (s tierStatus) row(partition int32) []string {
 		strconv.Itoa(int(partition)), s.Mode, number(s.HighWatermark),
 		span(s.LocalStart, s.LocalLast), strconv.Itoa(s.LocalSegments), strconv.FormatInt(s.LocalBytes, 10),
 		span(s.CloudStart, s.CloudLast), strconv.Itoa(s.CloudSegments), strconv.FormatInt(s.CloudBytes, 10),
-		number(s.IndexKeys),
+		estimate(s.IndexKeys),
 	}
+}
+
+// estimate is a number that is about right.
+func estimate(n *int64) string {
+	if n == nil || *n == 0 {
+		return number(n)
+	}
+	return "~" + number(n)
 }
 
 func number(n *int64) string {

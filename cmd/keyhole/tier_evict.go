@@ -1,7 +1,7 @@
 package main
 
 import (
-	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -17,7 +17,7 @@ func (a *app) newTierEvict() *cobra.Command {
 		Long: `Seals the active segment, uploads what the bucket does not have yet and removes
 whole local segments, oldest first, until at most --local-target-bytes remain.
 Works on one partition, or on all of the topic one after the other. Returns when
-that is done.`,
+that is done, and prints the new state of each partition as tier status does.`,
 		Example: `  keyhole tier evict prices
   keyhole tier evict prices 0 --local-target-bytes 1073741824`,
 		Args:              between(1, 2, "TOPIC [PARTITION]"),
@@ -33,31 +33,23 @@ that is done.`,
 			bar := a.newProgress("evicting", "partitions", int64(len(partitions)))
 			defer bar.finish()
 			request := map[string]int64{"local_target_bytes": target}
-			var rows [][]string
+			states := &tierStates{topic: args[0]}
+			var failure error
 			for _, p := range partitions {
 				route := []string{"v1", "cloud_storage", "evict", args[0], strconv.Itoa(int(p))}
 				body, err := a.adminCall(cmd.Context(), http.MethodPost, route, request)
 				if err != nil {
-					return fmt.Errorf("evict %s/%d: %w", args[0], p, err)
+					failure = fmt.Errorf("evict %s/%d: %w", args[0], p, err)
+					break
 				}
 				bar.add(1)
-				if a.json {
-					if err := a.printPartition(args, p, body); err != nil {
-						return err
-					}
-					continue
-				}
-				var s tierStatus
-				if err := json.Unmarshal(body, &s); err != nil {
-					return fmt.Errorf("answer of the node cannot be read: %w", err)
-				}
-				rows = append(rows, s.row(p))
+				states.add(p, body)
 			}
 			bar.finish()
-			if a.json {
-				return nil
+			if len(states.list) > 0 { // what was done is told also if the rest failed
+				failure = errors.Join(failure, a.printTierStates(states))
 			}
-			return a.printTable(tierHeader, rows)
+			return failure
 		},
 	}
 	cmd.Flags().Int64Var(&target, "local-target-bytes", 0, "bytes that may stay on local disk, for each partition")

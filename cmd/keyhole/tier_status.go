@@ -1,8 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
+	"net/http"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -13,8 +13,11 @@ func (a *app) newTierStatus() *cobra.Command {
 		Use:   "status TOPIC [PARTITION]",
 		Short: "Show where the records of a partition are",
 		Long: `Shows where the records of a partition, or of all partitions of the topic, are.
-Offsets are Kafka offsets, both ends of a range belong to it. KEYS is an estimate.
-With --json: one line for each partition.`,
+Offsets are Kafka offsets, both ends of a range belong to it; "-" is an empty range
+or something not known. KEYS is an estimate, from the index.
+
+With --json: a list of {"topic", "partition", "status"}, also for one partition.
+The fields of status are those of GET /v1/cloud_storage/status in docs/http.md.`,
 		Example: `  keyhole tier status prices
   keyhole tier status prices 0 --json`,
 		Args:              between(1, 2, "TOPIC [PARTITION]"),
@@ -24,38 +27,16 @@ With --json: one line for each partition.`,
 			if err != nil {
 				return err
 			}
-			var rows [][]string
+			states := &tierStates{topic: args[0]}
 			for _, p := range partitions {
-				var s tierStatus
-				body, err := a.adminGet(cmd.Context(), []string{"v1", "cloud_storage", "status", args[0], strconv.Itoa(int(p))}, &s)
+				body, err := a.adminCall(cmd.Context(), http.MethodGet, []string{"v1", "cloud_storage", "status", args[0], strconv.Itoa(int(p))}, nil)
 				if err != nil {
 					return fmt.Errorf("status of %s/%d: %w", args[0], p, err)
 				}
-				if a.json {
-					if err := a.printPartition(args, p, body); err != nil {
-						return err
-					}
-					continue
-				}
-				rows = append(rows, s.row(p))
+				states.add(p, body)
 			}
-			if a.json {
-				return nil
-			}
-			return a.printTable(tierHeader, rows)
+			return a.printTierStates(states)
 		},
 	}
 	return a.adminFlags(cmd)
-}
-
-// printPartition writes the JSON answer about a partition: as it came if the
-// user named the partition, otherwise with the partition beside it.
-func (a *app) printPartition(args []string, p int32, body []byte) error {
-	if len(args) > 1 {
-		return a.printBody(body)
-	}
-	return a.printJSON(struct {
-		Partition int32           `json:"partition"`
-		Status    json.RawMessage `json:"status"`
-	}{p, body})
 }

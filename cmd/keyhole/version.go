@@ -20,6 +20,14 @@ type buildInfo struct {
 	Arch    string `json:"arch"`
 }
 
+func (b buildInfo) String() string {
+	commit := ""
+	if b.Commit != "" {
+		commit = ", commit " + b.Commit
+	}
+	return fmt.Sprintf("keyhole %s (%s, %s/%s%s)", b.Version, b.Go, b.OS, b.Arch, commit)
+}
+
 func readBuildInfo() buildInfo {
 	b := buildInfo{Version: version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
@@ -57,11 +65,7 @@ func (a *app) newVersion() *cobra.Command {
 			if a.json {
 				return a.printJSON(b)
 			}
-			commit := ""
-			if b.Commit != "" {
-				commit = ", commit " + b.Commit
-			}
-			_, err := fmt.Fprintf(a.out, "keyhole %s (%s, %s/%s%s)\n", b.Version, b.Go, b.OS, b.Arch, commit)
+			_, err := fmt.Fprintln(a.out, b)
 			return err
 		},
 	}
