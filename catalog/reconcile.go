@@ -92,7 +92,29 @@ func (c *Catalog) reconcile(ctx context.Context, found []*foundTopic) error {
 		s.known = failed == nil
 	})
 	c.remote.note(notes)
+	c.warnOfSwitches(adopted)
 	return failed
+}
+
+// warnOfSwitches says what keeps lookups of topics that have just been adopted
+// from being answered. The bucket has the topics, but not the switches: those
+// are each disk's own, and an empty one begins with all of them off.
+func (c *Catalog) warnOfSwitches(adopted []*Topic) {
+	sw := c.switches.Load()
+	var off []string
+	if sw.features[FeatureIndex] != StateActive {
+		off = append(off, FeatureIndex)
+	}
+	if !sw.indexEnabled {
+		off = append(off, propIndexEnabled)
+	}
+	if !sw.remoteRead {
+		off = append(off, propRemoteRead)
+	}
+	if len(adopted) > 0 && len(off) > 0 {
+		c.o.Logger.Warn("topics were adopted from the bucket, and switches of this disk are off: lookups answer 404 until they are set (keyhole config set)",
+			"topics", len(adopted), "off", off)
+	}
 }
 
 // adoptLocked brings a topic of the bucket onto this disk and opens it.

@@ -36,6 +36,27 @@ func TestNewestOfSeveralIsAdopted(t *testing.T) {
 	}
 }
 
+// The switches are not in the bucket; who starts on an empty disk is told.
+func TestAdoptionWarnsOfSwitches(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	c := newNode(t, b).start()
+	known(t, c)
+	create(t, c, "t", 1, nil)
+	stop(t, c)
+	const warning = "switches of this disk are off"
+	empty := newNode(t, b)
+	known(t, empty.start())
+	if empty.logs.count(warning) != 1 || empty.logs.count("off=\"[kv_index kv_index_enabled kv_index_remote_read_enabled]\"") != 1 {
+		t.Error("an empty disk adopted a topic without a word on its switches")
+	}
+	dev := newNode(t, b)
+	dev.dev = true
+	known(t, dev.start())
+	if dev.logs.count(warning) != 0 {
+		t.Error("a warning with all switches on")
+	}
+}
+
 func TestDamagedDescriptionInTheBucket(t *testing.T) {
 	b := objstoretest.NewFaulty(nil)
 	n := newNode(t, b)

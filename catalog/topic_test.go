@@ -69,6 +69,7 @@ func TestRefusedTopics(t *testing.T) {
 		{"t", 1, map[string]string{propTopicIndex: "true"}, map[string]string{propTopicIndex: "needs the feature kv_index"}},
 		{"t", 1, map[string]string{propTopicIndex: "true", propCleanupPolicy: "delete"}, map[string]string{propCleanupPolicy: "must contain", propTopicIndex: "needs cleanup.policy with compact"}},
 		{"t", 1, map[string]string{propKind: "window"}, map[string]string{propKind: "needs keyhole.window.size.ms"}},
+		{"t", 1, map[string]string{propRetentionAge: "1", propRetentionBytes: "0"}, map[string]string{propRetentionAge: "needs cleanup.policy with delete", propRetentionBytes: "with delete"}},
 		{"t", 1, map[string]string{propSegmentBytes: "1"}, map[string]string{propSegmentBytes: "from 1024 to"}},
 	} {
 		_, err := c.CreateTopic(t.Context(), tt.name, tt.partitions, tt.configs)
@@ -94,6 +95,23 @@ func TestRefusedTopics(t *testing.T) {
 	}
 	if err := c.DeleteTopic(t.Context(), "none"); !errors.Is(err, ErrTopicNotFound) {
 		t.Errorf("delete: %v", err)
+	}
+}
+
+// A retention that nothing obeys is refused, whichever of the two comes last.
+func TestRetentionNeedsThePolicy(t *testing.T) {
+	c := newNode(t, nil).start()
+	create(t, c, "t", 1, map[string]string{propCleanupPolicy: "compact,delete", propRetentionAge: "5000", propRetentionBytes: "-1"})
+	err := c.AlterTopic(t.Context(), "t", nil, []string{propCleanupPolicy})
+	var invalid *InvalidError
+	if !errors.As(err, &invalid) || len(invalid.Properties) != 1 || invalid.Properties[propRetentionAge] == "" {
+		t.Errorf("the policy goes, the retention stays: %v", err)
+	}
+	if err := c.AlterTopic(t.Context(), "t", nil, []string{propCleanupPolicy, propRetentionAge}); err != nil {
+		t.Errorf("both go: %v", err)
+	}
+	if err := c.AlterTopic(t.Context(), "t", map[string]string{propRetentionAge: "-1"}, nil); err != nil {
+		t.Errorf("no limit: %v", err)
 	}
 }
 
@@ -198,7 +216,7 @@ func TestRecreatedTopicSharesNothing(t *testing.T) { // case 3-31
 	if anew.ID() == old.ID() || anew.NumPartitions() != 1 || anew.Config()[propFlush].Value != "0" {
 		t.Errorf("the new topic has the old one's state: %v", anew)
 	}
-	if anew.ETag(0, 5) == old.ETag(0, 5) {
+	if anew.ETag(0, 1, 5) == old.ETag(0, 1, 5) {
 		t.Error("an ETag of the old topic is one of the new")
 	}
 	q, err := anew.Partition(0)
@@ -215,7 +233,7 @@ func TestRecreatedTopicSharesNothing(t *testing.T) { // case 3-31
 func TestETag(t *testing.T) {
 	c := newNode(t, nil).start()
 	topic := create(t, c, "t", 1, nil)
-	if got, want := topic.ETag(12, 20227160311775237), `"`+topic.ID()+`-12-20227160311775237"`; got != want {
+	if got, want := topic.ETag(12, 2147483647, 20227160311775237), `"`+topic.ID()+`-12-2147483647-20227160311775237"`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if _, err := topic.Partition(1); !errors.Is(err, ErrPartitionNotFound) {

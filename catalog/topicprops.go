@@ -81,11 +81,11 @@ var topicTable = table{
 	},
 	{
 		Name: propRetentionBytes, Kind: intKind, Unit: "bytes", Default: "-1", Min: 0, Max: math.MaxInt64, Unlimited: true,
-		Doc: "Size of a partition over both tiers beyond which its oldest segments are deleted; needs `delete` in `cleanup.policy`. -1: no limit.",
+		Doc: "Size of a partition over both tiers beyond which its oldest segments are deleted; refused without `delete` in `cleanup.policy`. -1: no limit.",
 	},
 	{
 		Name: propRetentionAge, Kind: intKind, Unit: "ms", Default: "-1", Min: 0, Max: maxMillis, Unlimited: true,
-		Doc: "Age beyond which segments are deleted; needs `delete` in `cleanup.policy`. -1: no limit.",
+		Doc: "Age beyond which segments are deleted; refused without `delete` in `cleanup.policy`. -1: no limit.",
 	},
 	{
 		Name: propDeleteRetention, Kind: intKind, Unit: "ms", Default: "86400000", Min: 0, Max: maxMillis,
@@ -135,6 +135,14 @@ func checkTopic(next overrides, changes []change, sw *switches, bad *InvalidErro
 		}
 		if !sw.indexEnabled {
 			bad.add(propTopicIndex, fmt.Sprintf("needs the cluster property %s to be true", propIndexEnabled))
+		}
+	}
+	// Kept but without effect, it would look like a bound on the topic's size.
+	if policy := propCleanupPolicy; !strings.Contains(v.text(policy), "delete") {
+		for _, name := range []string{propRetentionBytes, propRetentionAge} {
+			if v.number(name) >= 0 && (changed[name] || changed[policy]) {
+				bad.add(name, fmt.Sprintf("needs %s with delete", policy))
+			}
 		}
 	}
 	if v.text(propKind) == "window" && v.number(propWindowSize) < 1 {

@@ -97,7 +97,7 @@ func checkTopicConfig(t *testing.T, n *node) {
 	put := func(upsert object, remove ...string) answer {
 		return n.do("PUT", n.admin+"/v1/topics/t/config", nil, object{"upsert": upsert, "remove": append([]string{}, remove...)})
 	}
-	if a := put(object{"segment.bytes": "8192", "retention.ms": 5000}); a.status != 200 {
+	if a := put(object{"segment.bytes": "8192", "retention.local.target.ms": 5000}); a.status != 200 {
 		t.Errorf("topic config: %v", a)
 	}
 	if a := put(object{"segment.bytes": "9999", "compression.type": "rar"}); a.status != 400 || !bytes.Contains(a.body, []byte("compression.type")) {

@@ -36,7 +36,7 @@ func (a *app) newTopicCreate() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().Int32VarP(&partitions, "partitions", "p", 1, "number of partitions")
+	cmd.Flags().Int32VarP(&partitions, "partitions", "p", 1, "number of partitions, 1 to 10000; it cannot be changed later")
 	cmd.Flags().StringArrayVarP(&configs, "topic-config", "c", nil, "property of the topic as name=value (repeatable)")
 	return a.adminFlags(cmd)
 }
