@@ -167,7 +167,7 @@ var (
 		hotRounds: 9, hotRound: 3 * time.Second, hotKeys: 50_000,
 		coldBlocks: 10, coldBlock: 200, coldKeys: 20_000,
 		chunkSizes: []int64{16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20}, chunkBytes: 1 << 40, chunkColds: 300, chunkMixed: 3000,
-		appendRounds: 7, appends: 20_000,
+		appendRounds: 15, appends: 8_000,
 		growth: []int{10_000, 1_000_000}, growthRounds: 7, growthLookups: 100_000,
 		idlePartitions: 1000,
 	}
