@@ -9,7 +9,7 @@ VERSITYGW := v1.8.0
 
 RACE := $(shell command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
 
-.PHONY: all build test unit lint bench e2e demo fuzz fmt clean
+.PHONY: all build test unit lint bench e2e demo fuzz crash soak fmt clean
 
 all: build
 
@@ -43,6 +43,18 @@ demo:
 # Every fuzz target for FUZZTIME.
 fuzz:
 	scripts/fuzz.sh $(FUZZTIME)
+
+# Power cuts at every step of disk and bucket over many seeds, then 200 times
+# kill -9 under load. Some 15 minutes.
+crash: bin/.versitygw-$(VERSITYGW)
+	KEYHOLE_CRASH_SEEDS=20 $(GO) test -count=1 -run PowerCut -timeout 30m ./partition
+	KEYHOLE_KILL_ROUNDS=200 $(GO) test -count=1 -v -run '^TestKill9$$' -timeout 30m ./e2e
+
+# A million steps of the model, histories over many kills, writers stopped at
+# any place. An hour at most.
+soak: bin/.versitygw-$(VERSITYGW)
+	KEYHOLE_MODEL_STEPS=1000000 $(GO) test -count=1 -timeout 60m ./internal/modeltest
+	KEYHOLE_LINEAR_LIVES=60 KEYHOLE_WRITER_ROUNDS=20 $(GO) test -count=1 -v -run '^(TestLinearizable|TestPausedWriter)$$' -timeout 30m ./e2e
 
 fmt:
 	gofmt -w $$(git ls-files '*.go')

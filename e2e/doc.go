@@ -12,4 +12,10 @@
 //	KEYHOLE_VERSITYGW  the versitygw program; without one the S3 backends are skipped
 //	KEYHOLE_TESTDATA   folder with kafka-file-history.ndjson.gz
 //	KEYHOLE_E2E_RACE   not empty: the program is built with the race detector
+//
+// and, for longer runs, how often something is done:
+//
+//	KEYHOLE_KILL_ROUNDS    kills of TestKill9
+//	KEYHOLE_LINEAR_LIVES   processes that one history of TestLinearizable goes over
+//	KEYHOLE_WRITER_ROUNDS  writers that TestPausedWriter stops at any place
 package e2e

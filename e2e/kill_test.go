@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// KEYHOLE_KILL_ROUNDS is how many kills TestKill9 makes; make crash sets it.
+// defaultKillRounds is how many kills TestKill9 makes without KEYHOLE_KILL_ROUNDS.
 const defaultKillRounds = 6
 
 // roundsPerLife bounds how many kills one data directory goes through before

@@ -15,8 +15,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// KEYHOLE_LINEAR_LIVES is how many processes TestLinearizable puts one history
-// over, all but the last of which are killed; make soak sets it.
+// defaultLinearLives is how many processes TestLinearizable puts one history over
+// without KEYHOLE_LINEAR_LIVES; all but the last are killed.
 const defaultLinearLives = 3
 
 const (

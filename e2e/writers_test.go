@@ -102,7 +102,7 @@ func (v pausedVariant) run(t *testing.T, backend string) {
 	resumed := time.Now()
 	patience := 30 * time.Second
 	if v.idle {
-		patience = 6 * time.Second
+		patience = 3 * time.Second
 	}
 	poll(t, patience, "the older writer says that it is one", func() bool { return a.refusesAll(t, la) })
 	t.Logf("stopped for %v; refuses everything %v after it went on", resumed.Sub(stopped).Round(time.Millisecond), time.Since(resumed).Round(time.Millisecond))
