@@ -35,15 +35,21 @@ func (c *checker) survey(ctx context.Context) ([]*topicState, error) {
 	for _, d := range c.dir.Deleted {
 		at(d.Name, d.ID).gone = true
 	}
-	if c.o.Bucket != nil {
-		if err := c.list(ctx, at); err != nil {
+	if c.bucket != nil {
+		owned, err := c.cluster(ctx)
+		if err != nil {
 			return nil, err
+		}
+		if c.bucket != nil {
+			if err := c.list(ctx, at, owned); err != nil {
+				return nil, err
+			}
 		}
 	}
 	sorted := slices.SortedFunc(maps.Values(topics), func(a, b *topicState) int {
 		return strings.Compare(a.name+"/"+a.id, b.name+"/"+b.id)
 	})
-	if c.o.Bucket == nil {
+	if c.bucket == nil {
 		return sorted, nil
 	}
 	for _, t := range sorted {
@@ -54,20 +60,30 @@ func (c *checker) survey(ctx context.Context) ([]*topicState, error) {
 	return sorted, nil
 }
 
-// list goes over all objects of the bucket.
-func (c *checker) list(ctx context.Context, at func(name, id string) *topicState) error {
-	cluster := false
-	err := c.o.Bucket.List(ctx, "", func(o objstore.Object) error {
+// list goes over all objects of the bucket. One that has no cluster.json is
+// perhaps not ours: what else is in it is then counted, not listed.
+func (c *checker) list(ctx context.Context, at func(name, id string) *topicState, owned bool) error {
+	topics, strangers, first := 0, 0, ""
+	stranger := func(o objstore.Object, what string) {
+		if owned {
+			c.report(Note, Remote, o.Key, 0, "orphan of %d bytes: not an object of any %s", o.Size, what)
+			return
+		}
+		if strangers++; strangers == 1 {
+			first = o.Key
+		}
+	}
+	err := c.bucket.List(ctx, "", func(o objstore.Object) error {
 		if o.Key == catalog.ClusterKey {
-			cluster = true
 			return nil
 		}
 		name, rest, _ := strings.Cut(o.Key, "/")
 		id, rest, _ := strings.Cut(rest, "/")
 		if !catalog.IsTopicFolder(name, id) {
-			c.report(Note, Remote, o.Key, 0, "orphan of %d bytes: not an object of any topic", o.Size)
+			stranger(o, "topic")
 			return nil
 		}
+		topics++
 		t := at(name, id)
 		if o.Key == catalog.TopicKey(name, id) {
 			return nil
@@ -77,38 +93,48 @@ func (c *checker) list(ctx context.Context, at func(name, id string) *topicState
 			t.objects[int32(n)] += o.Size
 			return nil
 		}
-		c.report(Note, Remote, o.Key, 0, "orphan of %d bytes: not an object of any partition", o.Size)
+		stranger(o, "partition")
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("list the bucket: %w", err)
 	}
-	return c.cluster(ctx, cluster)
+	switch {
+	case owned:
+		return nil
+	case topics == 0 && (c.o.DataDir == "" || c.dir.ClusterID != ""):
+		return fmt.Errorf("%w in the bucket: no %s and no topic; objects of something else: %d", ErrNothing, catalog.ClusterKey, strangers)
+	case topics > 0 || c.dir.ClusterID != "":
+		c.report(Note, Remote, catalog.ClusterKey, 0, "missing; the next start writes it. Is this the right bucket?")
+	}
+	if strangers > 0 {
+		c.report(Note, Remote, first, 0, "this and %d more objects belong to no topic", strangers-1)
+	}
+	return nil
 }
 
-// cluster compares whose the bucket is with what the disk has seen.
-func (c *checker) cluster(ctx context.Context, listed bool) error {
-	b, _, err := c.o.Bucket.Get(ctx, catalog.ClusterKey, catalog.MaxDocumentBytes)
+// cluster compares whose the bucket is with what the disk has seen, and reports
+// whether it says so at all. Another cluster's bucket is not looked into.
+func (c *checker) cluster(ctx context.Context) (owned bool, err error) {
+	b, _, err := c.bucket.Get(ctx, catalog.ClusterKey, catalog.MaxDocumentBytes)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
-		if listed || c.dir.ClusterID != "" {
-			c.report(Note, Remote, catalog.ClusterKey, 0, "missing; the next start writes it. Is this the right bucket?")
-		}
-		return nil
+		return false, nil
 	case errors.Is(err, objstore.ErrTooLarge):
 		err = record.Corrupt(catalog.ClusterKey, 0, err)
-		return c.corrupt(Remote, catalog.ClusterKey, err)
+		return true, c.corrupt(Remote, catalog.ClusterKey, err)
 	case err != nil:
-		return err
+		return false, err
 	}
 	id, err := catalog.DecodeCluster(b)
 	switch {
 	case err != nil:
-		return c.document(catalog.ClusterKey, err)
+		return true, c.document(catalog.ClusterKey, err)
 	case c.dir.ClusterID != "" && c.dir.ClusterID != id:
-		c.report(Damage, Remote, catalog.ClusterKey, 0, "the bucket belongs to cluster %s, the data directory to %s: wrong bucket, nothing of it will be used", id, c.dir.ClusterID)
+		c.report(Damage, Remote, catalog.ClusterKey, 0, "the bucket belongs to cluster %s, the data directory to %s: wrong bucket, no node will use it with this directory, and nothing else in it was looked at", id, c.dir.ClusterID)
+		c.bucket = nil
 	}
-	return nil
+	return true, nil
 }
 
 // document reports a document that cannot be decoded: damaged, or of a version
@@ -123,7 +149,7 @@ func (c *checker) document(key string, err error) error {
 // describe reads what the bucket says about a topic.
 func (c *checker) describe(ctx context.Context, t *topicState) error {
 	key := catalog.TopicKey(t.name, t.id)
-	b, _, err := c.o.Bucket.Get(ctx, key, catalog.MaxDocumentBytes)
+	b, _, err := c.bucket.Get(ctx, key, catalog.MaxDocumentBytes)
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
 		return nil
@@ -146,7 +172,7 @@ func (c *checker) topic(ctx context.Context, t *topicState) error {
 	}
 	key := catalog.TopicKey(t.name, t.id)
 	switch {
-	case c.o.Bucket == nil, t.damaged:
+	case c.bucket == nil, t.damaged:
 	case t.remote == nil && t.local != nil:
 		c.report(Note, Remote, key, 0, "the bucket does not have the topic's description yet; the next start writes it")
 	case t.remote == nil:
@@ -199,10 +225,10 @@ func (c *checker) deletedTopic(ctx context.Context, t *topicState) error {
 	if t.local != nil {
 		c.report(Note, Local, t.local.Dir, 0, "the topic was deleted%s; the next start removes it here", when)
 	}
-	if c.o.Bucket == nil {
+	if c.bucket == nil {
 		return nil
 	}
-	return c.o.Bucket.List(ctx, t.name+"/"+t.id+"/", func(o objstore.Object) error {
+	return c.bucket.List(ctx, t.name+"/"+t.id+"/", func(o objstore.Object) error {
 		if o.Key != catalog.TopicKey(t.name, t.id) {
 			c.report(Note, Remote, o.Key, 0, "%d bytes of a topic that was deleted%s", o.Size, when)
 		}
@@ -235,7 +261,7 @@ func (c *checker) nameless(ctx context.Context, t *topicState) error {
 
 // orphans reports all objects of a partition.
 func (c *checker) orphans(ctx context.Context, t *topicState, n int32, why string) error {
-	return c.o.Bucket.List(ctx, c.newPart(t, n).prefix, func(o objstore.Object) error {
+	return c.bucket.List(ctx, c.newPart(t, n).prefix, func(o objstore.Object) error {
 		c.report(Note, Remote, o.Key, 0, "orphan of %d bytes: %s", o.Size, why)
 		return nil
 	})

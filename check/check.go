@@ -80,10 +80,15 @@ type Options struct {
 // ErrRunning says that a gateway has the data directory open.
 var ErrRunning = errors.New("a gateway uses the data directory")
 
+// ErrNothing says that a data directory or a bucket holds nothing of keyhole, so
+// that whoever named it meant another one.
+var ErrNothing = errors.New("nothing of keyhole")
+
 // Run checks everything. Its error says that not all could be looked at: ErrRunning,
-// fs.ErrNotExist for the data directory, or the store's, the disk's and ctx's.
+// ErrNothing, fs.ErrNotExist for the data directory, or the store's, the disk's and
+// ctx's.
 func Run(ctx context.Context, o Options) (Summary, error) {
-	c := &checker{o: &o, dir: &catalog.Directory{}}
+	c := &checker{o: &o, bucket: o.Bucket, dir: &catalog.Directory{}}
 	if o.DataDir != "" {
 		lock, err := catalog.LockDirectory(o.FS, o.DataDir)
 		if errors.Is(err, catalog.ErrLocked) {
@@ -96,6 +101,9 @@ func Run(ctx context.Context, o Options) (Summary, error) {
 		c.fs = readOnlyFS{o.FS}
 		if c.dir, err = catalog.ReadDirectory(c.fs, o.DataDir); err != nil {
 			return c.sum, fmt.Errorf("data directory: %w", err)
+		}
+		if d := c.dir; d.NodeID == "" && len(d.Topics)+len(d.Deleted)+len(d.Damage) == 0 {
+			return c.sum, fmt.Errorf("%w in %s: no node.json and no topic", ErrNothing, o.DataDir)
 		}
 		c.directory()
 	}
@@ -111,6 +119,7 @@ const (
 
 type checker struct {
 	o      *Options
+	bucket objstore.Bucket // nil: there is none, or it is another cluster's
 	fs     vfs.FS
 	dir    *catalog.Directory
 	shared *index.Shared

@@ -234,8 +234,51 @@ func TestNamelessTopic(t *testing.T) {
 
 func TestForeignBucket(t *testing.T) {
 	w, other := busy(t), busy(t)
-	w.put(catalog.ClusterKey, other.object(catalog.ClusterKey))
-	w.check().expect(t, []want{{Damage, catalog.ClusterKey, "wrong bucket"}})
+	for key, data := range other.objects() {
+		w.put(key, []byte(data))
+	}
+	w.put("left/over", []byte("x"))
+	res := w.check()
+	res.expect(t, []want{{Damage, catalog.ClusterKey, "wrong bucket"}})
+	for _, f := range res.findings {
+		if f.Tier == Remote && f.Object != catalog.ClusterKey {
+			t.Errorf("of another cluster's bucket: %+v", f)
+		}
+	}
+}
+
+// What holds nothing of ours is not "all holds".
+func TestNothing(t *testing.T) {
+	w := newWorld(t)
+	if err := w.fs.MkdirAll(dataDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	bucketOnly := func(o *Options) { o.DataDir = "" }
+	nothing := func(res result, mention string) {
+		t.Helper()
+		if !errors.Is(res.err, ErrNothing) || !strings.Contains(res.err.Error(), mention) || len(res.findings) > 0 {
+			res.dump(t)
+			t.Errorf("want %q", mention)
+		}
+	}
+	nothing(w.check(), dataDir)
+	nothing(w.check(bucketOnly), "something else: 0")
+	w.write(dataDir+"/notes.txt", []byte("x"))
+	for i := range 5 {
+		w.put(fmt.Sprintf("backup/%d", i), []byte("x"))
+	}
+	nothing(w.check(), dataDir)
+	nothing(w.check(bucketOnly), "something else: 5")
+
+	// A node that has seen its bucket, and one that has not.
+	seen := busy(t)
+	seen.bucket = w.bucket
+	nothing(seen.check(), "something else: 5")
+	alone := newWorld(t)
+	alone.bucket.Before(func(context.Context, objstoretest.Call) error { return objstore.ErrUnavailable })
+	alone.run(func(*catalog.Catalog) {})
+	alone.bucket = w.bucket
+	alone.check().expect(t, []want{{Note, "backup/0", "this and 4 more objects belong to no topic"}})
 }
 
 // A disk that another node has overtaken names what only it has.

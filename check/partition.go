@@ -83,8 +83,8 @@ func (p *part) check(ctx context.Context) (err error) {
 	// Objects are listed before the manifest is read, so that what a running
 	// gateway uploads in between is not taken for an orphan.
 	var objects []objstore.Object
-	if p.c.o.Bucket != nil {
-		err := p.c.o.Bucket.List(ctx, p.prefix, func(o objstore.Object) error {
+	if p.c.bucket != nil {
+		err := p.c.bucket.List(ctx, p.prefix, func(o objstore.Object) error {
 			objects = append(objects, o)
 			return nil
 		})
@@ -131,7 +131,7 @@ func (p *part) closeIndexes() error {
 func (p *part) loadManifest(ctx context.Context) error {
 	p.loaded = true
 	var raw []byte
-	if p.c.o.Bucket != nil {
+	if p.c.bucket != nil {
 		m, data, err := p.fetchManifest(ctx)
 		switch {
 		case errors.Is(err, objstore.ErrNotFound):
@@ -175,7 +175,7 @@ func (p *part) loadManifest(ctx context.Context) error {
 // fetchManifest reads and decodes the bucket's manifest.
 func (p *part) fetchManifest(ctx context.Context) (*manifest.Manifest, []byte, error) {
 	key := p.manifestKey()
-	data, _, err := p.c.o.Bucket.Get(ctx, key, manifest.MaxBytes)
+	data, _, err := p.c.bucket.Get(ctx, key, manifest.MaxBytes)
 	if errors.Is(err, objstore.ErrTooLarge) {
 		err = record.Corrupt(key, 0, err)
 	}
@@ -239,11 +239,11 @@ func (p *part) join() {
 		return
 	}
 	log, m, next := p.path(logDir), p.known(), p.remoteNext()
-	if p.c.o.Bucket == nil || m == nil && !p.missing {
+	if p.c.bucket == nil || m == nil && !p.missing {
 		// Nothing is known of the bucket: it was not to be looked at, or its
 		// manifest is damaged and there is no copy.
 		p.unread = append(p.unread, locallog.Range{Next: v.LocalStart})
-		if v.LocalStart > 0 && p.c.o.Bucket == nil {
+		if v.LocalStart > 0 && p.c.bucket == nil {
 			p.c.report(Note, Local, log, 0, "offsets below %d are in a bucket that was not looked at", v.LocalStart)
 		}
 		return
@@ -277,7 +277,7 @@ func (p *part) join() {
 
 // remote checks everything of the partition that is in the bucket.
 func (p *part) remote(ctx context.Context, objects []objstore.Object) error {
-	if p.c.o.Bucket == nil {
+	if p.c.bucket == nil {
 		return nil
 	}
 	m := p.known()
@@ -332,7 +332,7 @@ func (p *part) segment(ctx context.Context, seg *manifest.Segment) error {
 		err    error
 	}
 	var found []finding
-	err := tiered.VerifySegment(ctx, p.c.o.Bucket, p.prefix, *seg, func(object string, pos int64, err error) {
+	err := tiered.VerifySegment(ctx, p.c.bucket, p.prefix, *seg, func(object string, pos int64, err error) {
 		found = append(found, finding{object, pos, err})
 	})
 	if err != nil {
@@ -366,7 +366,7 @@ func (p *part) segment(ctx context.Context, seg *manifest.Segment) error {
 		return nil
 	}
 	return p.replay.segment(func(fn func(key []byte, offset int64, tombstone bool) error) error {
-		return tiered.SegmentKeys(ctx, p.c.o.Bucket, p.prefix, *seg, fn)
+		return tiered.SegmentKeys(ctx, p.c.bucket, p.prefix, *seg, fn)
 	})
 }
 
@@ -400,7 +400,7 @@ func (p *part) table(ctx context.Context, seg *manifest.Segment) error {
 		p.c.report(Note, Local, path, 0, "chunk table is not usable, it will be read from the bucket: %v", err)
 		return nil
 	}
-	remote, err := p.c.o.Bucket.ReadRange(ctx, tiered.IndexKey(p.prefix, seg), 0, seg.TableBytes)
+	remote, err := p.c.bucket.ReadRange(ctx, tiered.IndexKey(p.prefix, seg), 0, seg.TableBytes)
 	if err != nil {
 		return err
 	}

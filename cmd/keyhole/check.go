@@ -33,6 +33,7 @@ the bucket alone is checked, which may be done at any time.
 Each finding is one line with the file name or object key and the byte position.
 "damage" is what a reader misses or gets wrong: exit code 1. "note" is what costs no
 reader anything, such as orphaned objects or a torn tail, which the next start cuts.
+What cannot be read, and a place that holds nothing of keyhole, is exit code 1 too.
 With --json: one line for each finding, then one with the summary.
 
 The temporary directory (TMPDIR) takes some ten bytes for each key of one partition.`,
@@ -85,6 +86,8 @@ func (a *app) check(ctx context.Context, f *checkFlags) (err error) {
 	switch {
 	case errors.Is(err, check.ErrRunning):
 		return fmt.Errorf("%w; stop it first, or check the bucket alone with --data-dir ''", err)
+	case errors.Is(err, check.ErrNothing):
+		return fmt.Errorf("%w; is that the place of serve's --data-dir and --object-store, prefix included?", err)
 	case err != nil:
 		return fmt.Errorf("could not look at everything: %w", err)
 	}
@@ -92,7 +95,7 @@ func (a *app) check(ctx context.Context, f *checkFlags) (err error) {
 		return err
 	}
 	if !summary.OK() {
-		return fmt.Errorf("damage found: %d", summary.Damages)
+		return fmt.Errorf("damage found in %s", counted(summary.Damages, "place"))
 	}
 	return nil
 }
@@ -128,9 +131,18 @@ func (a *app) printSummary(s *check.Summary) error {
 	}
 	verdict := "all holds"
 	if !s.OK() {
-		verdict = fmt.Sprintf("damaged: %d findings", s.Damages)
+		verdict = "damaged: " + counted(s.Damages, "finding")
 	}
-	_, err := fmt.Fprintf(a.out, "%s; %d topics, %d partitions, %d local and %d remote segments, %d index entries, %d bytes read; %d notes\n",
-		verdict, s.Topics, s.Partitions, s.LocalSegments, s.RemoteSegments, s.Keys, s.Bytes, s.Notes)
+	_, err := fmt.Fprintf(a.out, "%s; %s, %s, %d local and %s, %d index entries, %d bytes read; %s\n",
+		verdict, counted(s.Topics, "topic"), counted(s.Partitions, "partition"), s.LocalSegments, counted(s.RemoteSegments, "remote segment"),
+		s.Keys, s.Bytes, counted(s.Notes, "note"))
 	return err
+}
+
+// counted is a number with its noun.
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }

@@ -32,6 +32,8 @@ func TestCheckOfNothing(t *testing.T) {
 	for _, args := range [][]string{
 		{"check", "--data-dir", missing},
 		{"check", "--object-store", "file://" + missing},
+		{"check", "--data-dir", t.TempDir()},
+		{"check", "--object-store", "file://" + t.TempDir()},
 		{"check", "--data-dir", t.TempDir(), "--object-store", "s3://bucket?endpoint=http://127.0.0.1:1", "--s3-ca-file", missing},
 	} {
 		r := keyhole(t, nil, nil, args...)
@@ -69,11 +71,11 @@ func TestCheck(t *testing.T) {
 	if r.stdout != "" || strings.Count(r.err, "\n") != 1 {
 		t.Errorf("stdout %q, stderr %q", r.stdout, r.err)
 	}
-	keyhole(t, env, nil, "check", "--data-dir", "").want(t, exitDone, "all holds; 1 topics, 1 partitions, 0 local", "")
+	keyhole(t, env, nil, "check", "--data-dir", "").want(t, exitDone, "all holds; 1 topic, 1 partition, 0 local", "")
 
 	s.signal(syscall.SIGTERM)
 	s.wantEnd(exitDone)
-	keyhole(t, env, nil, "check").want(t, exitDone, "all holds; 1 topics, 1 partitions, ", "")
+	keyhole(t, env, nil, "check").want(t, exitDone, "all holds; 1 topic, 1 partition, ", "")
 	keyhole(t, env, nil, "check").want(t, exitDone, " 1000 index entries", "")
 	keyhole(t, append(env, "KEYHOLE_JSON=true"), nil, "check").want(t, exitDone, `{"ok":true,"topics":1,`, "")
 
@@ -101,7 +103,7 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = keyhole(t, env, nil, "check")
-	r.want(t, exitFailed, "damage  "+object+":", "keyhole: damage found: ")
+	r.want(t, exitFailed, "damage  "+object+":", "keyhole: damage found in ")
 	if strings.Contains(r.stdout, "all holds") {
 		t.Errorf("stdout %q", r.stdout)
 	}
