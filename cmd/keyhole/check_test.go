@@ -3,9 +3,12 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 )
@@ -44,6 +47,30 @@ func TestCheckOfNothing(t *testing.T) {
 		if _, err := os.Stat(missing); err == nil {
 			t.Fatalf("%v made %s", args, missing)
 		}
+	}
+}
+
+// The SDK of the store has a logger of its own on standard error; what it tells
+// there of its search for credentials is no line of ours.
+func TestStoreLogsNothing(t *testing.T) {
+	var asked atomic.Bool
+	metadata := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut { // of a token: refused, as where only version 1 is there
+			asked.Store(true)
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer metadata.Close()
+	env := []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT=" + metadata.URL}
+	r := keyhole(t, env, nil, "check", "--object-store", "s3://bucket?endpoint=http://127.0.0.1:1&region=us-east-1")
+	r.want(t, exitFailed, "", "keyhole: ")
+	if !asked.Load() {
+		t.Error("the metadata service was not asked")
+	}
+	if n := strings.Count(r.err, "\n"); n != 1 {
+		t.Errorf("%d lines: %s", n, r.err)
 	}
 }
 

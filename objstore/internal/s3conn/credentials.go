@@ -8,6 +8,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/config"
+	"github.com/aws/smithy-go/logging"
 )
 
 // reloadAfter is how long credentials from shared files or the environment are
@@ -41,9 +42,13 @@ func LoadIdentity(ctx context.Context) (Identity, error) {
 }
 
 func loadConfig(ctx context.Context) (aws.Config, error) {
-	return config.LoadDefaultConfig(ctx, config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) {
-		o.ExpiryWindow = renewAhead
-	}))
+	return config.LoadDefaultConfig(ctx,
+		config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) {
+			o.ExpiryWindow = renewAhead
+		}),
+		// The default writes to standard error past every logger. What fails comes
+		// back as an error.
+		config.WithLogger(logging.Nop{}))
 }
 
 // reloading asks the chain afresh every reloadAfter. While that fails it keeps
