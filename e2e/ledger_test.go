@@ -291,13 +291,18 @@ func (l *ledger) settleKeyLocked(key string, s sight) {
 	}
 }
 
-// write makes one request with one or more records and enters what it brought.
+// write makes one request, now and then with several records.
 func (l *ledger) write(n *node, rng *rand.Rand) (answer, error) {
 	records := 1
 	if rng.IntN(6) == 0 {
 		records = 2 + rng.IntN(14)
 	}
-	ws := l.begin(rng, records)
+	return l.send(n, l.begin(rng, records))
+}
+
+// send makes the request for ws, which were begun, and enters what it brought.
+func (l *ledger) send(n *node, ws []write) (answer, error) {
+	records := len(ws)
 	var a answer
 	var err error
 	switch w := ws[0]; {

@@ -98,6 +98,7 @@ func (v pausedVariant) run(t *testing.T, backend string) {
 
 	before := b.store.contents(t)
 	a.store.proxy.ResetRequests()
+	b.store.proxy.ResetRequests()
 	a.signal(syscall.SIGCONT)
 	resumed := time.Now()
 	patience := 30 * time.Second
@@ -250,8 +251,8 @@ func (n *node) work(t *testing.T, l *ledger, seed uint64, partitions int) {
 	clients.stop()
 	n.evict("t", partitions)
 	rng := rand.New(rand.NewPCG(seed, 98))
-	for range 5 {
-		if a, err := l.write(n, rng); err != nil || a.status != 200 {
+	for range 5 { // too little to fill a segment, which would be uploaded later
+		if a, err := l.send(n, l.begin(rng, 1)); err != nil || a.status != 200 {
 			t.Fatalf("write: %v %v", a, err)
 		}
 	}
@@ -302,6 +303,9 @@ func (v pausedVariant) unharmed(t *testing.T, older, newer *node, before map[str
 	}
 	if manifests != v.partitions {
 		t.Errorf("%d manifests, want %d", manifests, v.partitions)
+	}
+	if n := newer.store.proxy.Count(func(r s3test.Request) bool { return r.Method != http.MethodGet }); n > 0 {
+		t.Errorf("the newer writer was to be at rest and wrote %d times", n)
 	}
 	for _, r := range older.store.proxy.Requests() {
 		_, known := before[strings.TrimPrefix(r.Key, prefix+"/")]
