@@ -103,12 +103,15 @@ func (t *Topic) Config() map[string]ConfigValue {
 	return out
 }
 
-// ETag is the strong entity tag of the record at an offset, quotes included. It
-// is made of the topic id, so that a re-created topic never repeats one.
-func (t *Topic) ETag(n int32, offset int64) string {
-	b := make([]byte, 0, len(t.etagPrefix)+32)
+// ETag is the strong entity tag of the record of an offset and an epoch, quotes
+// included. No other record ever has it: the topic id tells a re-created topic
+// from the one before, the epoch an offset that was given again.
+func (t *Topic) ETag(n int32, epoch, offset int64) string {
+	b := make([]byte, 0, len(t.etagPrefix)+48)
 	b = append(b, t.etagPrefix...)
 	b = strconv.AppendInt(b, int64(n), 10)
+	b = append(b, '-')
+	b = strconv.AppendInt(b, epoch, 10)
 	b = append(b, '-')
 	b = strconv.AppendInt(b, offset, 10)
 	b = append(b, '"')

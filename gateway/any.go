@@ -110,7 +110,7 @@ func (a *answer) newest(ctx context.Context, h http.Header, holders []keyLog, q 
 	}
 	*a = best
 	a.placed, a.ambiguous = true, found > 1
-	if matches := a.matcher(h, a.res.Partition); matches != nil && matches(a.res.Offset) {
+	if matches := a.matcher(h, a.res.Partition); matches != nil && matches(a.res.Offset, a.res.Epoch) {
 		a.res.NotModified, a.read = true, false
 	}
 	return nil

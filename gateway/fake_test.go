@@ -97,8 +97,8 @@ func (t *fakeTopic) Hosted() []keyLog {
 	return all
 }
 
-func (t *fakeTopic) ETag(p int32, offset int64) string {
-	return `"` + t.id + "-" + strconv.Itoa(int(p)) + "-" + strconv.FormatInt(offset, 10) + `"`
+func (t *fakeTopic) ETag(p int32, epoch, offset int64) string {
+	return `"` + t.id + "-" + strconv.Itoa(int(p)) + "-" + strconv.FormatInt(epoch, 10) + "-" + strconv.FormatInt(offset, 10) + `"`
 }
 
 // set writes a record behind the gateway's back and gives its offset.
@@ -109,6 +109,9 @@ func (t *fakeTopic) set(p int32, r record.Record) int64 {
 	}
 	return base
 }
+
+// fakeEpoch is that of all records.
+const fakeEpoch = 7
 
 // fakePartition behaves like a partition whose records are all at hand.
 type fakePartition struct {
@@ -149,8 +152,8 @@ func (p *fakePartition) Lookup(ctx context.Context, key []byte, q partition.Quer
 	if !ok {
 		return res, partition.ErrKeyNotFound
 	}
-	res.Offset, res.Source = rec.Offset, p.source
-	if q.Matches != nil && q.Matches(rec.Offset) {
+	res.Offset, res.Epoch, res.Source = rec.Offset, fakeEpoch, p.source
+	if q.Matches != nil && q.Matches(rec.Offset, fakeEpoch) {
 		res.NotModified = true
 		return res, nil
 	}

@@ -57,8 +57,8 @@ type answer struct {
 }
 
 // etag is the tag of one representation: two of them must not share one.
-func (a *answer) etag(p int32, offset int64) string {
-	tag := a.topic.ETag(p, offset)
+func (a *answer) etag(p int32, epoch, offset int64) string {
+	tag := a.topic.ETag(p, epoch, offset)
 	if a.json {
 		return tag[:len(tag)-1] + `-json"`
 	}
@@ -146,12 +146,12 @@ func (a *answer) ask(ctx context.Context, p keyLog, q partition.Query) (err erro
 
 // matcher gives the condition of If-None-Match for records of partition p, nil
 // if there is none.
-func (a *answer) matcher(h http.Header, p int32) func(offset int64) bool {
+func (a *answer) matcher(h http.Header, p int32) func(offset, epoch int64) bool {
 	tags := h["If-None-Match"]
 	if len(tags) == 0 {
 		return nil
 	}
-	return func(offset int64) bool { return noneMatch(tags, a.etag(p, offset)) }
+	return func(offset, epoch int64) bool { return noneMatch(tags, a.etag(p, epoch, offset)) }
 }
 
 // lookupFailed answers a lookup that found nothing to send.
@@ -260,7 +260,7 @@ func (a *answer) setPlace(h http.Header, buf *lookupBuffers) {
 	text := string(t)
 	v := &[...]string{
 		text[:offset], text[offset:position], text[position:timestamp], text[timestamp:],
-		a.etag(a.res.Partition, a.res.Offset),
+		a.etag(a.res.Partition, a.res.Epoch, a.res.Offset),
 	}
 	h["X-Kv-Partition"] = v[0:1:1]
 	h["X-Kv-Offset"] = v[1:2:2]

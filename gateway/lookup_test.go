@@ -28,7 +28,7 @@ func TestFound(t *testing.T) {
 		want := http.Header{
 			"Content-Type": {"application/octet-stream"}, "X-Content-Type-Options": {"nosniff"},
 			"Content-Length": {"5"}, "X-Kv-Partition": {"0"}, "X-Kv-Offset": {"1"}, "X-Kv-Position": {"2"},
-			"X-Kv-Timestamp": {"1700000000123"}, "X-Kv-Source": {name}, "Etag": {`"id-of-t-0-1"`},
+			"X-Kv-Timestamp": {"1700000000123"}, "X-Kv-Source": {name}, "Etag": {`"id-of-t-0-7-1"`},
 		}
 		if r.header.Get("Date") == "" {
 			t.Error("no Date")
@@ -70,7 +70,7 @@ func TestHead(t *testing.T) {
 	r := ts.do(http.MethodHead, "/kv/t/k", "").want(t, "HEAD", http.StatusOK)
 	for name, want := range map[string]string{
 		"X-Kv-Partition": "0", "X-Kv-Offset": "0", "X-Kv-Position": "1", "X-Kv-Source": "remote",
-		"ETag": `"id-of-t-0-0"`, "X-Kv-Timestamp": "", "X-Kv-Headers": "", "Content-Length": "",
+		"ETag": `"id-of-t-0-7-0"`, "X-Kv-Timestamp": "", "X-Kv-Headers": "", "Content-Length": "",
 	} {
 		if got := r.header.Get(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
@@ -85,7 +85,7 @@ func TestHead(t *testing.T) {
 			t.Errorf("%s: GET %v\nHEAD %v", target, get, head)
 		}
 	}
-	ts.do(http.MethodHead, "/kv/t/k", "", `If-None-Match: "id-of-t-0-0"`).want(t, "conditional HEAD", http.StatusNotModified)
+	ts.do(http.MethodHead, "/kv/t/k", "", `If-None-Match: "id-of-t-0-7-0"`).want(t, "conditional HEAD", http.StatusNotModified)
 }
 
 func TestIfNoneMatch(t *testing.T) {

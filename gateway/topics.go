@@ -33,8 +33,9 @@ type topic interface {
 	Partition(n int32) (keyLog, error)
 	// Hosted gives all partitions hosted here, by number.
 	Hosted() []keyLog
-	// ETag is the strong entity tag, with its quotes, of the record at offset.
-	ETag(p int32, offset int64) string
+	// ETag is the strong entity tag, with its quotes, of the record of an offset
+	// and an epoch.
+	ETag(p int32, epoch, offset int64) string
 }
 
 // keyLog is what a handler needs of a partition. All methods may be called in

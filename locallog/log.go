@@ -44,7 +44,10 @@ type Options struct {
 	Logger *slog.Logger // nil: nothing is logged
 
 	// Epoch of the partition's writer. It is part of segment names, so a segment
-	// of another epoch is not appended to. One lower than the log's is raised.
+	// of another epoch is not appended to. One lower than the log's is raised, and
+	// above the log's if that was not stopped cleanly: then records may be lost
+	// that somebody has seen, and an offset that is given again must not be taken
+	// for the one before.
 	Epoch int32
 	// StartKafka is the Kafka offset with which a log begins that has no files.
 	StartKafka int64
@@ -164,6 +167,37 @@ func (v *view) tail() extent {
 
 // State gives one consistent snapshot.
 func (l *Log) State() State { return l.view.Load().State }
+
+// EpochAt is the epoch in which the record at a Kafka offset was written: offset
+// and epoch together never stand for two records, unless TruncateSuffix took one
+// back. It reads nothing. The errors
+// are ErrBelowStart, ErrNotFound and ErrClosed.
+func (l *Log) EpochAt(offset int64) (int32, error) {
+	v := l.view.Load()
+	switch {
+	case v.closed:
+		return 0, ErrClosed
+	case offset < v.LocalStart:
+		return 0, ErrBelowStart
+	case offset >= v.HighWatermark:
+		return 0, ErrNotFound
+	case offset >= v.active.baseKafka:
+		return v.active.epoch, nil
+	}
+	if s := v.holding(offset); s != nil {
+		return s.epoch, nil
+	}
+	return 0, ErrNotFound
+}
+
+// RaiseEpoch lets what is appended from now on be of an epoch, if that is above
+// the log's.
+func (l *Log) RaiseEpoch(ctx context.Context, epoch int32) error {
+	return l.exclusively(ctx, func() error {
+		l.publish(func(v *view) { v.Epoch = max(v.Epoch, epoch) })
+		return nil
+	})
+}
 
 // Err is why the log is read-only: an ErrReadOnly that wraps the cause, or nil.
 func (l *Log) Err() error {

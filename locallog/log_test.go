@@ -167,6 +167,7 @@ func TestNotesAndState(t *testing.T) {
 	// All of it was answered, so all of it outlives a crash.
 	o.FS = crash(fs)
 	l = mustOpen(t, o)
+	want.Epoch = 4
 	if st := l.State(); st != want {
 		t.Fatalf("state after crash %+v, want %+v", st, want)
 	}
@@ -174,7 +175,7 @@ func TestNotesAndState(t *testing.T) {
 	// The state goes into the next segment's checkpoint.
 	must(t, l.Roll(ctx))
 	must(t, l.TrimPrefix(ctx, 1003))
-	want.LocalStart, want.NextLog = 1003, 8
+	want.LocalStart, want.NextLog, want.Epoch = 1003, 8, 5
 	o.FS = crash(o.FS.(*vfs.MemFS))
 	l = mustOpen(t, o)
 	if st := l.State(); st != want {

@@ -298,6 +298,9 @@ func (r *SegmentReader) BaseOffset() int64 { return r.e.baseKafka }
 // NextOffset is the Kafka offset behind the segment.
 func (r *SegmentReader) NextOffset() int64 { return r.e.nextKafka }
 
+// Epoch is the one in which the segment's records were written.
+func (r *SegmentReader) Epoch() int64 { return int64(r.e.epoch) }
+
 // Size is the number of bytes that can be read, internal batches included.
 func (r *SegmentReader) Size() int64 { return r.e.size }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -243,6 +244,9 @@ func (r *recovery) last() error {
 	}
 	r.state.HighWatermark, r.state.NextLog = res.nextKafka, res.nextLog
 	r.state.Epoch = max(r.state.Epoch, f.epoch)
+	if r.stop == nil && f.epoch < math.MaxInt32 {
+		r.state.Epoch = max(r.state.Epoch, f.epoch+1)
+	}
 	n := res.last
 	if n.kind == 0 {
 		if n, err = r.olderState(); err != nil {

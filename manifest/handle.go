@@ -43,6 +43,11 @@ var (
 // within a round or two.
 const maxAttempts = 8
 
+// takeOverGap is how many epochs a take-over leaves out. The disk before may have
+// used some on its own, one per restart from a crash while the bucket could not
+// be asked, and records of two disks must not share an epoch.
+const takeOverGap = 1000
+
 // Store keeps the encoded manifest of one partition. A Handle calls it from
 // one goroutine at a time. Errors other than the two sentinels leave open
 // whether a Replace took place.
@@ -140,8 +145,8 @@ func (h *Handle) SingleWriter() bool { return !h.o.Conditional }
 // Claim reads the bucket's manifest and takes the next epoch, which it
 // returns. When another writer had the partition since the local copy was
 // written, it is ErrSuperseded and Current is the bucket's manifest; takeOver
-// claims all the same, for a disk that holds nothing the bucket could lack. A
-// Claim on a claimed handle takes one more epoch.
+// claims all the same, for a disk that holds nothing the bucket could lack, and
+// leaves some epochs out. A Claim on a claimed handle takes one more epoch.
 func (h *Handle) Claim(ctx context.Context, takeOver bool) (epoch int64, err error) {
 	if err := h.lock(ctx); err != nil {
 		return 0, err
@@ -172,6 +177,9 @@ func (h *Handle) Claim(ctx context.Context, takeOver bool) (epoch int64, err err
 		}
 		next := *m
 		next.Epoch++
+		if takeOver {
+			next.Epoch += takeOverGap
+		}
 		next.Generation++
 		next.Writer, next.Session, next.Commit = h.o.Writer, session, attempt+1
 		etag, err = h.replace(ctx, &next, etag)

@@ -24,7 +24,7 @@ type Segment struct {
 	TableBytes   int64  `json:"table_bytes"`        // of the chunk table at the front of the .index object
 	Records      int64  `json:"records"`            // data records in the segment
 	MaxTimestamp int64  `json:"max_timestamp"`      // largest record timestamp, Unix milliseconds
-	Epoch        int64  `json:"epoch"`              // of the writer that uploaded it
+	Epoch        int64  `json:"epoch"`              // in which its records were written
 }
 
 // Manifest is the list of a partition's remote segments in offset order.
@@ -124,14 +124,14 @@ func (s *Segment) validate(next int64) error {
 		return fmt.Errorf("%w: segment at %d has sizes %d, %d, %d", ErrInvalid, s.BaseOffset, s.Size, s.IndexSize, s.TableBytes)
 	case s.Records < 0:
 		return fmt.Errorf("%w: segment at %d has %d records", ErrInvalid, s.BaseOffset, s.Records)
-	case s.Epoch < 1 || s.Epoch > MaxEpoch:
+	case s.Epoch < 0 || s.Epoch > maxEpoch:
 		return fmt.Errorf("%w: segment at %d has epoch %d", ErrInvalid, s.BaseOffset, s.Epoch)
 	}
 	return nil
 }
 
-// MaxEpoch is the largest epoch: it must fit a batch's leader epoch.
-const MaxEpoch = math.MaxInt32
+// maxEpoch is the largest epoch: it must fit a batch's leader epoch.
+const maxEpoch = math.MaxInt32
 
 // validateHead checks everything but the segments.
 func (m *Manifest) validateHead() error {
@@ -142,7 +142,7 @@ func (m *Manifest) validateHead() error {
 		return fmt.Errorf("%w: topic id %.80q", ErrInvalid, m.TopicID)
 	case m.Partition < 0:
 		return fmt.Errorf("%w: partition %d", ErrInvalid, m.Partition)
-	case m.Epoch < 1 || m.Epoch > MaxEpoch:
+	case m.Epoch < 1 || m.Epoch > maxEpoch:
 		return fmt.Errorf("%w: epoch %d", ErrInvalid, m.Epoch)
 	case !isName(m.Writer, 128):
 		return fmt.Errorf("%w: writer %.160q", ErrInvalid, m.Writer)

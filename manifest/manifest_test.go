@@ -79,7 +79,7 @@ func TestWithRefusesContradictions(t *testing.T) {
 		"table beyond index": func(s *manifest.Segment) { s.TableBytes = s.IndexSize + 1 },
 		"no table":           func(s *manifest.Segment) { s.TableBytes = 0 },
 		"negative records":   func(s *manifest.Segment) { s.Records = -1 },
-		"no epoch":           func(s *manifest.Segment) { s.Epoch = 0 },
+		"negative epoch":     func(s *manifest.Segment) { s.Epoch = -1 },
 	}
 	for name, spoil := range bad {
 		s := segment(51, 60, "b")

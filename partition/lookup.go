@@ -38,9 +38,9 @@ type Query struct {
 	Wait        time.Duration
 	// ResolveOnly stops once it is known where the record is: nothing is read.
 	ResolveOnly bool
-	// Matches reports whether the caller already has the record at this offset;
-	// nil: it has none. A match is decided without reading the record.
-	Matches func(offset int64) bool
+	// Matches reports whether the caller already has the record of this offset
+	// and epoch; nil: it has none. A match is decided without reading the record.
+	Matches func(offset, epoch int64) bool
 	// Buf is where the value goes (from its start); it grows as needed.
 	Buf []byte
 }
@@ -50,6 +50,9 @@ type Query struct {
 type Result struct {
 	Partition int32
 	Offset    int64 // Kafka offset
+	// Epoch in which the record was written. An offset whose record was lost is
+	// given again, but not in the same epoch.
+	Epoch int64
 	// Position is exclusive: every record below it is reflected in the answer.
 	Position    int64
 	Timestamp   int64 // Unix milliseconds
@@ -123,10 +126,7 @@ func (p *Partition) Lookup(ctx context.Context, key []byte, q Query) (Result, er
 // resolve reads the record at res.Offset from the tier that holds it.
 func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byte, q Query, res *Result) error {
 	if res.Offset >= v.log.State().LocalStart {
-		if done(q, res, SourceLocal) {
-			return nil
-		}
-		err := p.readLocal(v, key, q, res)
+		err := p.resolveLocal(v, key, q, res)
 		switch {
 		case errors.Is(err, locallog.ErrBelowStart):
 			// Evicted underneath: the bucket has it.
@@ -143,10 +143,11 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 		return ErrRemoteReadDisabled
 	}
 	m := p.tier.Snapshot()
-	if _, ok := m.Find(res.Offset); !ok {
+	at, ok := m.Find(res.Offset)
+	if !ok {
 		return p.notRetained(m, v.log.State())
 	}
-	if done(q, res, SourceRemote) {
+	if res.Epoch = m.Segments[at].Epoch; done(q, res, SourceRemote) {
 		return nil
 	}
 	hit, err := p.tier.ReadBatch(ctx, m, res.Offset, func(batch []byte, base int64) error {
@@ -187,17 +188,22 @@ func (p *Partition) notRetained(m *manifest.Manifest, st locallog.State) error {
 // done reports whether the answer is complete once the tier is known.
 func done(q Query, res *Result, src Source) bool {
 	res.Source = src
-	if q.Matches != nil && q.Matches(res.Offset) {
+	if q.Matches != nil && q.Matches(res.Offset, res.Epoch) {
 		res.NotModified = true
 		return true
 	}
 	return q.ResolveOnly
 }
 
-func (p *Partition) readLocal(v *view, key []byte, q Query, res *Result) error {
-	err := v.log.ReadBatch(res.Offset, func(batch []byte, base int64) error {
-		return p.take(batch, base, key, q, res)
-	})
+// resolveLocal is resolve for an offset that the local log should have.
+func (p *Partition) resolveLocal(v *view, key []byte, q Query, res *Result) error {
+	epoch, err := v.log.EpochAt(res.Offset)
+	if err == nil {
+		if res.Epoch = int64(epoch); done(q, res, SourceLocal) {
+			return nil
+		}
+		err = p.readLocal(v, key, q, res)
+	}
 	switch {
 	case errors.Is(err, locallog.ErrNotFound):
 		return errMoved
@@ -205,6 +211,12 @@ func (p *Partition) readLocal(v *view, key []byte, q Query, res *Result) error {
 		return ErrClosed
 	}
 	return err
+}
+
+func (p *Partition) readLocal(v *view, key []byte, q Query, res *Result) error {
+	return v.log.ReadBatch(res.Offset, func(batch []byte, base int64) error {
+		return p.take(batch, base, key, q, res)
+	})
 }
 
 // readers keeps decompression buffers between lookups.

@@ -118,7 +118,7 @@ func TestRequestsPerLookup(t *testing.T) {
 	count(0, "cached", lookup("cold-000", Query{}))
 	count(0, "absent", lookup("no such key", Query{}))
 	count(0, "tombstoned", lookup("cold-001", Query{}))
-	count(0, "304", lookup("cold-030", Query{Matches: func(int64) bool { return true }}))
+	count(0, "304", lookup("cold-030", Query{Matches: func(_, _ int64) bool { return true }}))
 	count(0, "HEAD", lookup("cold-030", Query{ResolveOnly: true}))
 	r.reopen()
 	count(1, "first after a restart", lookup("cold-055", Query{}))

@@ -248,6 +248,9 @@ func (p *Partition) claim(ctx context.Context) error {
 	case m.Next() < st.RemoteNext:
 		return p.storeFailed(p.notRetained(m, st))
 	}
+	if err := p.log.Load().RaiseEpoch(ctx, int32(m.Epoch)); err != nil && !errors.Is(err, locallog.ErrReadOnly) {
+		return err
+	}
 	p.setStoreTrouble(nil)
 	p.claimed.Store(true)
 	return nil

@@ -30,6 +30,9 @@ func newRand(t testing.TB) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
+// sourceEpoch is not one that a claim in these tests could have.
+const sourceEpoch = 70
+
 // memSource is a segment file in memory: data batches whose base offsets are
 // log offsets, and internal batches between them that take a log offset each.
 type memSource struct {
@@ -46,6 +49,7 @@ type memBatch struct {
 
 func (s *memSource) BaseOffset() int64 { return s.base }
 func (s *memSource) NextOffset() int64 { return s.next }
+func (s *memSource) Epoch() int64      { return sourceEpoch }
 
 func (s *memSource) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(s.file).ReadAt(p, off)

@@ -22,6 +22,7 @@ const noTimestamp = -1
 type Source interface {
 	BaseOffset() int64 // Kafka offset the segment begins at
 	NextOffset() int64 // Kafka offset behind the segment, exclusive
+	Epoch() int64      // in which its records were written
 	io.ReaderAt
 	// Batches calls fn for each data batch in order: its byte position, the
 	// whole batch with whatever base offset it has in the file, and its Kafka

@@ -20,7 +20,6 @@ type pending struct {
 	last       int64 // of the range; another range is another segment
 	uploadID   string
 	chunkBytes int64
-	epoch      int64
 	logStored  bool
 	segment    *manifest.Segment // set once both objects are stored
 }
@@ -85,7 +84,7 @@ func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest,
 func (t *Tier) store(ctx context.Context, src Source, base int64) (*manifest.Segment, error) {
 	p := t.pending[base]
 	if p == nil || p.last != src.NextOffset()-1 {
-		p = &pending{last: src.NextOffset() - 1, uploadID: uuid.NewString(), chunkBytes: t.o.ChunkBytes(), epoch: t.Snapshot().Epoch}
+		p = &pending{last: src.NextOffset() - 1, uploadID: uuid.NewString(), chunkBytes: t.o.ChunkBytes()}
 		t.pending[base] = p
 	}
 	if p.segment != nil {
@@ -112,7 +111,7 @@ func (t *Tier) store(ctx context.Context, src Source, base int64) (*manifest.Seg
 		TableBytes:   int64(tableBytes),
 		Records:      plan.info.records,
 		MaxTimestamp: plan.maxTS,
-		Epoch:        p.epoch,
+		Epoch:        src.Epoch(),
 	}
 	if !p.logStored {
 		if _, err := t.o.Bucket.Put(ctx, LogKey(t.prefix, seg), newBody(plan), seg.Size, objstore.Condition{}); err != nil {

@@ -201,7 +201,7 @@ func (w *world) lookup(t *topicModel, n int, key string, how ask) {
 	case askHead:
 		q.ResolveOnly = true
 	case askMatch:
-		q.Matches = func(at int64) bool { return at == off }
+		q.Matches = func(at, _ int64) bool { return at == off }
 	case askWait:
 		q.MinPosition = m.next()
 	case askFuture:
@@ -243,7 +243,7 @@ func (w *world) lookup(t *topicModel, n int, key string, how ask) {
 		}
 	default:
 		w.hit(t, n, off, how, cold, res, fail)
-		w.tag(t, n, off)
+		w.tag(t, n, off, res.Epoch)
 	}
 	if err == nil || errors.Is(err, partition.ErrKeyNotFound) || errors.Is(err, partition.ErrRemoteReadDisabled) {
 		if res.Position != m.next() {
@@ -288,9 +288,9 @@ func sameHeaders(a, b []record.Header) bool {
 }
 
 // tag demands that an entity tag never stands for two records.
-func (w *world) tag(t *topicModel, n int, off int64) {
+func (w *world) tag(t *topicModel, n int, off, epoch int64) {
 	w.t.Helper()
-	tag, rec := w.topic(t).ETag(int32(n), off), &t.parts[n].recs[off]
+	tag, rec := w.topic(t).ETag(int32(n), epoch, off), &t.parts[n].recs[off]
 	is := fmt.Sprintf("%s %s/%d at %d: %q = %d bytes, time %d", t.id, t.name, n, off, rec.Key, len(rec.Value), rec.Timestamp)
 	if was, ok := w.etags[tag]; ok && was != is {
 		w.t.Fatalf("entity tag %s is of %s and was of %s", tag, is, was)

@@ -565,11 +565,6 @@ func (w *world) survive(t *topicModel, n int, m *partModel) {
 		return
 	}
 	w.note("%s/%d lost offsets %d to %d, flush.ms %s", t.name, n, next, m.next()-1, t.props["flush.ms"])
-	// The offsets are given again, and the tags with them: what flush.ms allows
-	// to be lost is lost with its tag.
-	for off := next; off < m.next(); off++ {
-		delete(w.etags, w.topic(t).ETag(int32(n), off))
-	}
 	m.cut(next)
 }
 
