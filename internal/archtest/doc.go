@@ -1,4 +1,5 @@
-// Package archtest holds the test that imports point one way:
+// Package archtest holds tests over the source of the whole module: that every
+// package with goroutines looks for leaked ones, and that imports point one way:
 //
 //	record ◄─ objstore, index, locallog, cache, manifest ◄─ tiered ◄─ partition ◄─ catalog ◄─ gateway ◄─ cmd
 //

@@ -45,6 +45,10 @@ var drivers = []string{"objstore/dir", "objstore/s3aws", "objstore/s3minio"}
 // pkg is what go list tells of a package.
 type pkg struct {
 	ImportPath   string
+	Dir          string
+	GoFiles      []string
+	TestGoFiles  []string
+	XTestGoFiles []string
 	Module       *struct{ Path string }
 	Imports      []string
 	TestImports  []string
@@ -117,7 +121,7 @@ func layer(component string) int {
 // list asks the go command about every package of the module.
 func list(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Module,Imports,TestImports,XTestImports", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,TestGoFiles,XTestGoFiles,Module,Imports,TestImports,XTestImports", "./...")
 	cmd.Dir = "../.."
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
