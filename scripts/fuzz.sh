@@ -1,13 +1,30 @@
 #!/usr/bin/env bash
-# Runs every fuzz target of the module, one after the other, for the given time.
+# Runs every fuzz target of the module, one after the other, for the given time
+# each. With --list it only names them.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 duration=${1:-20s}
 
-for package in $(go list ./...); do
-  targets=$(go test -list '^Fuzz' "$package" | grep '^Fuzz' || true)
-  for target in $targets; do
-    echo "== $package $target ($duration)"
-    go test -run '^$' -fuzz "^$target\$" -fuzztime "$duration" "$package"
-  done
-done
+# One line per target: package and name. A package that does not build ends the
+# script here, rather than to be taken for one without targets.
+targets=$(go list ./... | while read -r package; do
+  go test -list '^Fuzz' "$package" | sed -n "s|^Fuzz|$package &|p"
+done)
+
+# What the source says, so that none is missed behind a build constraint.
+written=$(git grep -hE '^func Fuzz[A-Z][A-Za-z0-9]*\(' -- '*_test.go' | wc -l)
+found=$(wc -l <<<"$targets")
+if [ "$found" -ne "$written" ]; then
+  echo "fuzz.sh: $written targets are written, $found found:" >&2
+  echo "$targets" >&2
+  exit 1
+fi
+if [ "$duration" = --list ]; then
+  echo "$targets"
+  exit
+fi
+while read -r package target; do
+  echo "== $package $target ($duration)"
+  go test -run '^$' -fuzz "^$target\$" -fuzztime "$duration" "$package" </dev/null
+done <<<"$targets"
