@@ -49,13 +49,16 @@ func TestRemoteReadsAreBounded(t *testing.T) {
 		n.trimCache()
 		client.CloseIdleConnections()
 		before := n.gauge("go_goroutines")
-		release := make(chan struct{})
-		fault, waiting := stallReads(release)
+		released := make(chan struct{})
+		release := sync.OnceFunc(func() { close(released) })
+		fault, waiting := stallReads(released)
 		s.proxy.SetFault(fault)
 		defer s.proxy.SetFault(nil)
 
 		var served, refused atomic.Int64
 		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer release()
 		for i := range lookups {
 			wg.Go(func() {
 				key := i * coldKeys / lookups // over all chunks
@@ -87,7 +90,7 @@ func TestRemoteReadsAreBounded(t *testing.T) {
 		if running := n.gauge("keyhole_remote_reads_running"); running != bound {
 			t.Errorf("%v reads are said to run", running)
 		}
-		close(release)
+		release()
 		wg.Wait()
 		if served.Load() < bound || served.Load()+refused.Load() != lookups {
 			t.Errorf("%d served, %d refused of %d", served.Load(), refused.Load(), lookups)
@@ -161,37 +164,7 @@ func TestHotLookupsWhileStoreStalls(t *testing.T) {
 	for range rounds {
 		n.trimCache()
 		p50, normal := hotLatency(t, n, hot)
-
-		release := make(chan struct{})
-		fault, waiting := stallReads(release)
-		s.proxy.SetFault(fault)
-		ctx, cancel := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		for c := range 32 {
-			wg.Go(func() {
-				for i := 0; ctx.Err() == nil; i++ {
-					a, err := n.try("GET", n.kv(coldTopic, coldKey((c*37+i*11)%coldKeys)), nil, nil)
-					if err == nil && a.status == 503 {
-						// As a client does that keeps to Retry-After, if impatiently.
-						pause := time.NewTimer(50 * time.Millisecond)
-						select {
-						case <-pause.C:
-						case <-ctx.Done():
-						}
-						pause.Stop()
-					}
-				}
-			})
-		}
-		poll(t, 10*time.Second, "lookups wait for the store", func() bool { return waiting.Load() > 0 })
-		p50stalled, stalled := hotLatency(t, n, hot)
-		if waiting.Load() == 0 {
-			t.Error("nobody waited for the store any more")
-		}
-		cancel()
-		close(release)
-		s.proxy.SetFault(nil)
-		wg.Wait()
+		p50stalled, stalled := hotLatencyStalled(t, s, n, hot)
 		ratio := float64(stalled) / float64(normal)
 		best = min(best, ratio)
 		t.Logf("hot GET p50 %v, with the store stalled %v; p99 %v, stalled %v: ratio %.2f", p50, p50stalled, normal, stalled, ratio)
@@ -200,4 +173,43 @@ func TestHotLookupsWhileStoreStalls(t *testing.T) {
 		t.Errorf("p99 of hot lookups is %.1f times what it is with a healthy store, at the best of %d", best, rounds)
 	}
 	n.stop()
+}
+
+// hotLatencyStalled is hotLatency while the store stalls and cold keys are asked for
+// all the time.
+func hotLatencyStalled(t *testing.T, s *store, n *node, hot int) (p50, p99 time.Duration) {
+	t.Helper()
+	released := make(chan struct{})
+	fault, waiting := stallReads(released)
+	s.proxy.SetFault(fault)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	defer func() {
+		cancel()
+		close(released)
+		s.proxy.SetFault(nil)
+		wg.Wait()
+	}()
+	for c := range 32 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				a, err := n.try("GET", n.kv(coldTopic, coldKey((c*37+i*11)%coldKeys)), nil, nil)
+				if err == nil && a.status == 503 {
+					// As a client does that keeps to Retry-After, if impatiently.
+					pause := time.NewTimer(50 * time.Millisecond)
+					select {
+					case <-pause.C:
+					case <-ctx.Done():
+					}
+					pause.Stop()
+				}
+			}
+		})
+	}
+	poll(t, 10*time.Second, "lookups wait for the store", func() bool { return waiting.Load() > 0 })
+	p50, p99 = hotLatency(t, n, hot)
+	if waiting.Load() == 0 {
+		t.Error("nobody waited for the store any more")
+	}
+	return p50, p99
 }
