@@ -109,3 +109,15 @@ func TestRecordsRoundTrip(t *testing.T) {
 		t.Errorf("%d lines", n)
 	}
 }
+
+// Escape codes are for a terminal; in a file or a pipe they are rubbish.
+func TestTitle(t *testing.T) {
+	var out strings.Builder
+	d := &demo{out: &out}
+	d.title("plain")
+	d.terminal = true
+	d.title("bold")
+	if got := out.String(); got != "\nplain\n\n\x1b[1mbold\x1b[0m\n" {
+		t.Errorf("%q", got)
+	}
+}

@@ -21,6 +21,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/term"
 )
 
 func main() {
@@ -42,8 +44,9 @@ const (
 
 // demo is the story: every step prints what it does and what came of it.
 type demo struct {
-	out  io.Writer
-	node *node
+	out      io.Writer
+	terminal bool // out is one
+	node     *node
 }
 
 func run(ctx context.Context, out io.Writer) (err error) {
@@ -54,7 +57,8 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 
-	d := &demo{out: out}
+	f, ok := out.(*os.File)
+	d := &demo{out: out, terminal: ok && term.IsTerminal(int(f.Fd()))}
 	d.title("Build and start: one binary, an object store in a folder")
 	if d.node, err = startNode(ctx, dir); err != nil {
 		return err
@@ -76,7 +80,10 @@ func run(ctx context.Context, out io.Writer) (err error) {
 }
 
 func (d *demo) title(s string) {
-	fmt.Fprintf(d.out, "\n\x1b[1m%s\x1b[0m\n", s)
+	if d.terminal {
+		s = "\x1b[1m" + s + "\x1b[0m" // bold
+	}
+	fmt.Fprintf(d.out, "\n%s\n", s)
 }
 
 func (d *demo) say(format string, args ...any) {
