@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"keyhole/record"
 )
@@ -70,6 +71,7 @@ func (p *Partition) Append(ctx context.Context, recs []record.Record) (int64, er
 	if err != nil {
 		return 0, p.appendTrouble(err)
 	}
+	p.noteFuture(recs)
 	p.o.Metrics.AppendedBytes.Add(float64(size))
 	p.o.Metrics.AppendedRecord.Add(float64(len(recs)))
 	if p.waiting.Add(size) >= s.SegmentBytes {
@@ -103,4 +105,23 @@ func encode(recs []record.Record, codec record.Codec) (batches [][]byte, size in
 		recs = recs[n:]
 	}
 	return batches, size, nil
+}
+
+// futureSlack is how far clocks may be apart.
+const futureSlack = 24 * time.Hour
+
+// noteFuture counts records that are dated in the future, which is a clock or a
+// unit gone wrong somewhere: microseconds, say. They are stored as they are, and
+// nothing here goes by their time, but retention elsewhere may.
+func (p *Partition) noteFuture(recs []record.Record) {
+	limit := time.Now().Add(futureSlack).UnixMilli()
+	for i := range recs {
+		if recs[i].Timestamp <= limit {
+			continue
+		}
+		p.o.Metrics.FutureRecords.Inc()
+		if !p.future.Swap(true) {
+			p.o.Logger.Warn("a record is dated in the future; more of them are only counted", "timestamp", recs[i].Timestamp)
+		}
+	}
 }

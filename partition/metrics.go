@@ -16,6 +16,7 @@ type Metrics struct {
 	Rebuilds       prometheus.Counter
 	Moved          prometheus.Counter
 	LogFailures    prometheus.Counter
+	FutureRecords  prometheus.Counter
 	Fenced         prometheus.Gauge
 }
 
@@ -44,6 +45,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Moved:          counter("keyhole_lookup_pointer_moves_total", "Lookups whose record had moved on and were resolved again."),
 	}
 	m.LogFailures = counter("keyhole_log_failures_total", "Times that a failed write or sync made a partition read-only.")
+	m.FutureRecords = counter("keyhole_future_records_total", "Records appended with a timestamp more than a day ahead of the clock here.")
 	m.Fenced = prometheus.NewGauge(prometheus.GaugeOpts{Name: "keyhole_fenced_partitions", Help: "Partitions that a newer writer has taken over."})
 	reg.MustRegister(m.Fenced)
 	for _, tier := range []string{"local", "remote"} {

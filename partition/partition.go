@@ -63,6 +63,7 @@ type Partition struct {
 	writable atomic.Bool
 	listed   int64 // what the manifest's local copy listed at the start; set before log
 
+	future   atomic.Bool // a record dated in the future was logged
 	readOnly atomic.Bool // the log has failed, and that was counted
 	starved  bool        // the index ran out of space and serves on as it is; for the holder of chores
 
