@@ -281,6 +281,10 @@ func (r *recovery) last() error {
 			return err
 		}
 	}
+	if r.stop == nil {
+		r.d.logger.Info("log was not stopped cleanly, and is recovered", "segments", len(r.files),
+			"local_start", n.localStart, "next_kafka_offset", res.nextKafka, "cut_bytes", f.size-res.end)
+	}
 	r.x = res.indexer
 	r.active = active{
 		segment: s.segment, size: res.end, t: res.t, maxTimestamp: res.maxTimestamp, firstAppend: s.firstAppend,

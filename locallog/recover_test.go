@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
@@ -77,6 +78,28 @@ func TestTornTailOnDisk(t *testing.T) {
 	must(t, l.Close())
 	l = mustOpen(t, o)
 	wantValue(t, l, 1, "c")
+}
+
+// Whoever looks for what a crash did finds a line, and none after a clean stop.
+func TestRecoveryIsLogged(t *testing.T) {
+	fs := vfs.NewCrashableMem()
+	var logs bytes.Buffer
+	o := options(fs)
+	o.Logger = slog.New(slog.NewTextHandler(&logs, nil))
+	l := mustOpen(t, o)
+	appendValues(t, l, "a", "b")
+	must(t, l.Close())
+	l = mustOpen(t, o)
+	if logs.Len() > 0 {
+		t.Errorf("a new log, and one that was stopped cleanly: %s", logs.String())
+	}
+	appendValues(t, l, "c")
+	o.FS = killed(t, l, fs)
+	setFile(t, o.FS, firstLog, append(file(t, o.FS, firstLog), 1, 2, 3))
+	mustOpen(t, o)
+	if want := `"log was not stopped cleanly, and is recovered" segments=1 local_start=0 next_kafka_offset=3 cut_bytes=3`; strings.Count(logs.String(), want) != 1 {
+		t.Errorf("no line %s in %s", want, logs.String())
+	}
 }
 
 // A tail of zeros, as a preallocated file or a lost page has it, is cut; what is
