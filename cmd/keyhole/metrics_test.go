@@ -77,7 +77,7 @@ func TestMetricsPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	documented := make(map[string][]string)
-	row := regexp.MustCompile("(?m)^\\| `(keyhole_\\w+)` \\| ([^|]*) \\|")
+	row := regexp.MustCompile("(?m)^\\| `(keyhole_\\w+)` \\|([^|]*)\\|")
 	for _, m := range row.FindAllStringSubmatch(string(page), -1) {
 		var labels []string
 		for _, l := range regexp.MustCompile("`(\\w+)`(?: \\([^)]*\\))?").FindAllStringSubmatch(m[2], -1) {
