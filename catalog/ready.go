@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"strings"
 
 	"keyhole/partition"
 )
@@ -33,6 +34,9 @@ type Damaged struct {
 	Error     string `json:"error"`
 }
 
+// maxNamed bounds how many partitions one line names.
+const maxNamed = 20
+
 // Ready reports whether every partition here serves. A store that is away makes
 // the node degraded; it makes it unready only while the node has no topic at
 // all and so cannot tell what it is missing.
@@ -44,11 +48,15 @@ func (c *Catalog) Ready() Readiness {
 	}
 	s := c.snap.Load()
 	store, disk := partitionTrouble{what: "object store"}, partitionTrouble{what: "writes are refused"}
+	var lost []string
 	for _, t := range s.sorted {
 		for _, p := range t.partitions {
 			r.add(t, p)
 			store.add(t, p, p.StoreTrouble())
 			disk.add(t, p, p.ReadOnly())
+			if p.TakenOver() != nil {
+				lost = append(lost, fmt.Sprintf("%s/%d", t.name, p.ID()))
+			}
 		}
 	}
 	for name, err := range s.broken {
@@ -63,6 +71,13 @@ func (c *Catalog) Ready() Readiness {
 	}
 	if waiting, err := c.keeper.trouble(); err != nil {
 		r.Degraded = append(r.Degraded, fmt.Sprintf("descriptions of %d topics wait for the object store: %v", waiting, err))
+	}
+	if n := len(lost); n > 0 {
+		named := strings.Join(lost[:min(n, maxNamed)], ", ")
+		if n > maxNamed {
+			named += fmt.Sprintf(" and %d more", n-maxNamed)
+		}
+		r.Degraded = append(r.Degraded, "taken over by another node: "+named)
 	}
 	r.Degraded = append(r.Degraded, disk.lines()...)
 	r.Degraded = append(r.Degraded, store.lines()...)

@@ -19,6 +19,14 @@ func (p *Partition) CheckOwner(ctx context.Context) (lost bool, err error) {
 		return false, nil
 	}
 	err = p.tier.Look(ctx)
+	if !errors.Is(err, context.Canceled) {
+		p.mu.Lock()
+		p.mu.ownerErr = nil
+		if unavailable(err) || isCorrupt(err) {
+			p.mu.ownerErr = err
+		}
+		p.mu.Unlock()
+	}
 	switch {
 	case errors.Is(err, tiered.ErrFenced):
 		p.fence(p.unuploaded(err))

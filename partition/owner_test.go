@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"keyhole/objstore"
 	"keyhole/objstore/objstoretest"
 )
@@ -28,6 +30,13 @@ func TestCheckOwner(t *testing.T) {
 	if lost, err := pa.CheckOwner(t.Context()); lost || !errors.Is(err, objstore.ErrUnavailable) {
 		t.Fatalf("the store does not answer: lost %t, %v", lost, err)
 	}
+	if err := pa.StoreTrouble(); !errors.Is(err, objstore.ErrUnavailable) {
+		t.Fatalf("trouble: %v", err)
+	}
+	check(pa, false)
+	if err := pa.StoreTrouble(); err != nil {
+		t.Fatalf("still in trouble: %v", err)
+	}
 	verify(t, pa, want, nil)
 
 	pb := a.other("node-b").open()
@@ -41,11 +50,20 @@ func TestCheckOwner(t *testing.T) {
 	if _, err := get(pa, "a-000"); !errors.Is(err, ErrNotHosted) {
 		t.Fatalf("lookup at the older writer: %v", err)
 	}
+	if ready, reason, _ := pa.State(); !ready || pa.TakenOver() == nil || pb.TakenOver() != nil {
+		t.Errorf("ready %t (%s), taken over: %v, and the newer one: %v", ready, reason, pa.TakenOver(), pb.TakenOver())
+	}
+	if n := testutil.ToFloat64(a.metrics.Fenced); n != 1 {
+		t.Errorf("%v partitions fenced", n)
+	}
 	check(pb, false)
 	if res := mustGet(t, pb, "a-000"); string(res.Value) != "newer" {
 		t.Fatalf("the newer writer has %q", res.Value)
 	}
 	a.stop()
+	if n := testutil.ToFloat64(a.metrics.Fenced); n != 0 {
+		t.Errorf("%v partitions fenced once it is closed", n)
+	}
 	if lost, err := pa.CheckOwner(t.Context()); lost || err != nil {
 		t.Fatalf("closed: lost %t, %v", lost, err)
 	}

@@ -65,6 +65,9 @@ func hostedElsewhere(t *testing.T, p *Partition) {
 	if err := tryPut(p, "any", "v"); !errors.Is(err, ErrNotHosted) {
 		t.Fatalf("append to a fenced partition: %v", err)
 	}
+	if ready, reason, _ := p.State(); !ready || p.TakenOver() == nil {
+		t.Fatalf("ready %t (%s), taken over: %v", ready, reason, p.TakenOver())
+	}
 }
 
 // A disk that was set back to an earlier state takes a record before it can know.

@@ -79,6 +79,9 @@ type Partition struct {
 		damaged  error  // what cannot be served because it is damaged
 		indexErr error  // why the index was taken out of service; nil: it was not
 		storeErr error  // the last failure of the bucket; nil once it worked again
+		ownerErr error  // the same of CheckOwner alone
+		takenBy  error  // why the partition was fenced; nil: it was not
+		closed   bool
 	}
 }
 
@@ -117,11 +120,14 @@ func (p *Partition) Configure(s Settings) {
 func (p *Partition) State() (ready bool, reason string, damaged error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.mu.takenBy != nil {
+		return true, "", nil // there is nothing to wait for
+	}
 	if p.mu.damaged != nil {
 		return true, "", p.mu.damaged
 	}
 	reason = p.mu.reason
-	if reason == "" && p.settings.Load().IndexMaintained && p.serving.Load() == nil && !p.fenced.Load() {
+	if reason == "" && p.settings.Load().IndexMaintained && p.serving.Load() == nil {
 		// The index was asked for a moment ago, and the background work has not
 		// come round to it.
 		reason = reasonCatchUp
@@ -135,7 +141,18 @@ const reasonCatchUp = "index is catching up"
 func (p *Partition) StoreTrouble() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.mu.storeErr
+	if p.mu.storeErr != nil {
+		return p.mu.storeErr
+	}
+	return p.mu.ownerErr
+}
+
+// TakenOver is why the partition was fenced: a newer writer has it, or this disk
+// holds records that the bucket has moved past. nil: it was not.
+func (p *Partition) TakenOver() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.takenBy
 }
 
 // Opened is closed when recovery is through: the partition serves, or State says
@@ -266,6 +283,12 @@ func (p *Partition) Close(ctx context.Context) error {
 	}
 	defer p.leave()
 	p.serving.Store(nil)
+	p.mu.Lock()
+	if p.mu.takenBy != nil && !p.mu.closed {
+		p.o.Metrics.Fenced.Dec()
+	}
+	p.mu.closed = true
+	p.mu.Unlock()
 	var errs []error
 	if log := p.log.Load(); log != nil {
 		errs = append(errs, log.Close())
@@ -294,10 +317,17 @@ func (p *Partition) Destroy() error {
 
 // fence stops all writing for good: a newer writer has the partition.
 func (p *Partition) fence(err error) {
-	if p.fenced.CompareAndSwap(false, true) {
-		p.o.Metrics.Fenced.Inc()
-		p.o.Logger.Error("partition taken over by a newer writer; this node stops serving it", "err", err)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mu.takenBy != nil {
+		return
 	}
+	p.mu.takenBy = err
+	p.fenced.Store(true)
+	if !p.mu.closed {
+		p.o.Metrics.Fenced.Inc()
+	}
+	p.o.Logger.Error("partition taken over by a newer writer; this node stops serving it", "err", err)
 }
 
 // damage records what keeps the partition from serving, until a view is

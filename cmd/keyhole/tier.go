@@ -52,6 +52,7 @@ type tierStatus struct {
 	CloudSegments int    `json:"cloud_log_segment_count"`
 	CloudBytes    int64  `json:"cloud_log_size_bytes"`
 	IndexKeys     *int64 `json:"index_keys"`
+	Fenced        bool   `json:"fenced"` // another node has taken the partition over
 }
 
 // tierStates collects what the node says about partitions, to be printed as a
@@ -89,8 +90,12 @@ func (a *app) printTierStates(s *tierStates) error {
 var tierHeader = []string{"PARTITION", "MODE", "HIGH WATERMARK", "LOCAL OFFSETS", "SEGMENTS", "BYTES", "CLOUD OFFSETS", "SEGMENTS", "BYTES", "KEYS"}
 
 func (s tierStatus) row(partition int32) []string {
+	mode := s.Mode
+	if s.Fenced {
+		mode += ", fenced"
+	}
 	return []string{
-		strconv.Itoa(int(partition)), s.Mode, number(s.HighWatermark),
+		strconv.Itoa(int(partition)), mode, number(s.HighWatermark),
 		span(s.LocalStart, s.LocalLast), strconv.Itoa(s.LocalSegments), strconv.FormatInt(s.LocalBytes, 10),
 		span(s.CloudStart, s.CloudLast), strconv.Itoa(s.CloudSegments), strconv.FormatInt(s.CloudBytes, 10),
 		estimate(s.IndexKeys),

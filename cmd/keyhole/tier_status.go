@@ -14,7 +14,8 @@ func (a *app) newTierStatus() *cobra.Command {
 		Short: "Show where the records of a partition are",
 		Long: `Shows where the records of a partition, or of all partitions of the topic, are.
 Offsets are Kafka offsets, both ends of a range belong to it; "-" is an empty range
-or something not known. KEYS is an estimate, from the index.
+or something not known. KEYS is an estimate, from the index. A MODE with "fenced"
+says that another node has taken the partition over.
 
 With --json: a list of {"topic", "partition", "status"}, also for one partition.
 The fields of status are those of GET /v1/cloud_storage/status in docs/http.md.`,

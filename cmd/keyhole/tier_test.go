@@ -47,3 +47,13 @@ func TestTierJSON(t *testing.T) {
 	}
 	keyhole(t, env, nil, "tier", "status", "t").want(t, exitDone, "  ~3\n", "")
 }
+
+func TestTierStatusSaysFenced(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/cloud_storage/status/t/0", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, `{"cloud_storage_mode":"full","fenced":true}`)
+	})
+	node := httptest.NewServer(mux)
+	defer node.Close()
+	keyhole(t, []string{"KEYHOLE_ADMIN_URL=" + node.URL}, nil, "tier", "status", "t", "0").want(t, exitDone, "full, fenced", "")
+}
