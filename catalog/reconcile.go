@@ -45,6 +45,8 @@ func (c *Catalog) reconcile(ctx context.Context, found []*foundTopic) error {
 		case f.err != nil && (local == nil || local.id != f.id):
 			broken[f.name] = f.err
 			note("topic %s: its description in the bucket cannot be read: %v", f.name, f.err)
+		case f.err != nil:
+			c.o.Logger.Warn("description of a topic in the bucket is written anew", "topic", f.name, "id", f.id, "err", f.err)
 		case f.data == nil, f.data.DeletedMS != 0:
 		default:
 			if have := newest[f.name]; have == nil || f.data.newerThan(have.data) {

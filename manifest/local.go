@@ -7,6 +7,8 @@ import (
 	"io"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"keyhole/record"
 )
 
 // WriteFile replaces a small file so that after a crash at any point the name
@@ -47,7 +49,8 @@ func SyncDir(fs vfs.FS, dir string) error {
 	return d.Close()
 }
 
-// ReadFile reads a whole file of at most limit bytes. A longer one is an error.
+// ReadFile reads a whole file of at most limit bytes. A longer one is damaged:
+// record.ErrCorrupt.
 func ReadFile(fs vfs.FS, path string, limit int64) ([]byte, error) {
 	f, err := fs.Open(path)
 	if err != nil {
@@ -55,7 +58,7 @@ func ReadFile(fs vfs.FS, path string, limit int64) ([]byte, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(data)) > limit {
-		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+		err = record.Corrupt(path, limit, fmt.Errorf("more than %d bytes", limit))
 	}
 	return data, errors.Join(err, f.Close())
 }
