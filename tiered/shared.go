@@ -13,15 +13,23 @@ import (
 // tableCacheBytes bounds the chunk tables in memory: some 2 million chunks.
 const tableCacheBytes = 64 << 20
 
+// maxUploads bounds how many segments of a process are on their way to the bucket
+// at once: the keys of each are in memory, as is its index object until the
+// bucket has it. Others wait, however many partitions there are.
+const maxUploads = 2
+
 // ErrOverloaded says that as many reads of the bucket run as are allowed. A
 // later call may succeed.
 var ErrOverloaded = errors.New("too many reads of the object store at once")
 
 // Shared is what all tiers of a process have in common: the chunk cache, the
-// table cache, the bound on concurrent reads, and the metrics.
+// table cache, the bounds on concurrent reads and uploads, and the metrics.
 type Shared struct {
 	chunks *cache.Cache
 	tables *cache.Cache
+
+	// uploads holds a token for each segment that is being uploaded.
+	uploads chan struct{}
 
 	maxReads atomic.Int64
 	reads    atomic.Int64 // running
@@ -47,6 +55,7 @@ func NewShared(cacheBytes int64, maxReads int, reg prometheus.Registerer) *Share
 	s := &Shared{
 		chunks:   cache.New(cacheBytes),
 		tables:   cache.New(tableCacheBytes),
+		uploads:  make(chan struct{}, maxUploads),
 		rejected: counter("keyhole_remote_reads_rejected_total", "Reads of the bucket refused because too many were running."),
 		bytes:    counter("keyhole_remote_chunk_bytes_total", "Bytes of chunks read from the bucket for lookups."),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keyhole_remote_repairs_total",
@@ -83,9 +92,6 @@ func (s *Shared) SetCacheSize(bytes int64) { s.chunks.Resize(bytes) }
 // SetMaxReads sets how many reads may run at once. Those that run go on.
 func (s *Shared) SetMaxReads(n int) { s.maxReads.Store(int64(n)) }
 
-// Stats returns the counters and contents of the chunk cache.
-func (s *Shared) Stats() cache.Stats { return s.chunks.Stats() }
-
 // Close ends running reads and waits for them, or for ctx. It may be called
 // again.
 func (s *Shared) Close(ctx context.Context) error {
@@ -104,3 +110,15 @@ func (s *Shared) startRead() error {
 }
 
 func (s *Shared) endRead() { s.reads.Add(-1) }
+
+// startUpload waits for one of the places for uploads; endUpload gives it back.
+func (s *Shared) startUpload(ctx context.Context) error {
+	select {
+	case s.uploads <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (s *Shared) endUpload() { <-s.uploads }

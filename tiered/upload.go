@@ -90,6 +90,10 @@ func (t *Tier) store(ctx context.Context, src Source, base int64) (*manifest.Seg
 	if p.segment != nil {
 		return p.segment, nil
 	}
+	if err := t.o.Shared.startUpload(ctx); err != nil {
+		return nil, err
+	}
+	defer t.o.Shared.endUpload()
 	plan, err := newPlan(src, base, p.last, p.chunkBytes)
 	if err != nil {
 		return nil, err
@@ -102,6 +106,7 @@ func (t *Tier) store(ctx context.Context, src Source, base int64) (*manifest.Seg
 	if err != nil {
 		return nil, err
 	}
+	plan.keys = nil // they are in index now
 	seg := &manifest.Segment{
 		BaseOffset:   base,
 		LastOffset:   p.last,
