@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -139,6 +141,7 @@ func startProxy(target string) (*proxy, error) {
 	}
 	p := &proxy{addr: l.Addr().String()}
 	forward := &httputil.ReverseProxy{
+		ErrorLog:  log.New(io.Discard, "", 0), // clients that give up are not our concern
 		Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 256},
 		Rewrite: func(r *httputil.ProxyRequest) {
 			// The client has signed the Host header, so it stays as it is.
