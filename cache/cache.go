@@ -290,13 +290,6 @@ func (c *Cache) shrinkLocked() {
 	}
 }
 
-// Contains reports whether k is in memory. It does not mark it as used.
-func (c *Cache) Contains(k Key) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.mu.order.Contains(k)
-}
-
 // Trim drops all entries. Running fetches go on, and their results are kept.
 func (c *Cache) Trim() {
 	c.mu.Lock()

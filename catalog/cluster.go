@@ -20,9 +20,6 @@ func (c *Catalog) ClusterConfig() map[string]any {
 	return out
 }
 
-// ConfigVersion counts the changes of cluster properties and features.
-func (c *Catalog) ConfigVersion() int64 { return c.switches.Load().version }
-
 // ClusterSchema describes every cluster property, by name.
 func (c *Catalog) ClusterSchema() map[string]PropertySchema { return clusterTable.schema(c.store()) }
 

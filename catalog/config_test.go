@@ -74,7 +74,7 @@ func TestRefusedChangeAppliesNothing(t *testing.T) { // case 8-05
 		if !errors.As(err, &invalid) || len(invalid.Properties) != 1 {
 			t.Errorf("%v: %v", upsert, err)
 		}
-		if c.ClusterConfig()[propRemoteRead] != false || c.ConfigVersion() != 0 {
+		if c.ClusterConfig()[propRemoteRead] != false || c.switches.Load().version != 0 {
 			t.Fatalf("%v was half applied", upsert)
 		}
 	}
@@ -100,7 +100,7 @@ func TestFailedWriteAppliesNothing(t *testing.T) {
 	if _, err := c.AlterCluster(t.Context(), map[string]any{propRemoteRead: true}, nil); err == nil {
 		t.Fatal("no error")
 	}
-	if c.ClusterConfig()[propRemoteRead] != false || c.ConfigVersion() != 0 {
+	if c.ClusterConfig()[propRemoteRead] != false || c.switches.Load().version != 0 {
 		t.Error("the change is in force although it is not durable")
 	}
 	fail = false
@@ -176,7 +176,7 @@ func TestCrashLosesNothingAcknowledged(t *testing.T) {
 	if _, err := c.Topic("gone"); !errors.Is(err, ErrTopicNotFound) {
 		t.Errorf("the deleted topic: %v", err)
 	}
-	if c.ClusterConfig()[propIndexEnabled] != true || c.ConfigVersion() != 2 {
+	if c.ClusterConfig()[propIndexEnabled] != true || c.switches.Load().version != 2 {
 		t.Error("switches are lost")
 	}
 }

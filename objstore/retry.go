@@ -92,6 +92,9 @@ func (r *retrier) try(ctx context.Context, op string, timeout time.Duration, mis
 		if !errors.Is(err, context.DeadlineExceeded) {
 			answer = err
 		}
+		if tell, ok := ctx.Value(listener{}).(func(error)); ok && answer != nil {
+			tell(answer)
+		}
 		if r.o.OnRetry != nil {
 			r.o.OnRetry(op, err)
 		}
@@ -99,6 +102,16 @@ func (r *retrier) try(ctx context.Context, op string, timeout time.Duration, mis
 			return ended(ctx, err, answer)
 		}
 	}
+}
+
+// listener is the key of what Listening adds to a context.
+type listener struct{}
+
+// Listening derives a context under which a bucket of WithRetry tells fn what the
+// store answers, each time that it is about to ask again: who waits with less
+// patience than the call's deadline can say more than that time is up.
+func Listening(ctx context.Context, fn func(error)) context.Context {
+	return context.WithValue(ctx, listener{}, fn)
 }
 
 // once makes one attempt. That its own timeout ran out while the caller still

@@ -181,9 +181,6 @@ func validHeaders(b []byte, n int) bool {
 	return at == len(b)
 }
 
-// NumHeaders is the number of headers of the record.
-func (v *View) NumHeaders() int { return v.numHeaders }
-
 // Headers decodes the headers of the record in their order, or returns nil if
 // there are none. Names are copied; values are windows like Key and Value.
 // Headers of a View that a Reader handed out were validated on the way, so the

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"keyhole/objstore"
 	"keyhole/objstore/objstoretest"
@@ -88,6 +89,47 @@ func TestUploadsAreBounded(t *testing.T) {
 		}
 		if good != partitions-2 || len(first.o.Shared.uploads) != 0 {
 			t.Fatalf("%d of %d uploads, %d places taken", good, partitions-2, len(first.o.Shared.uploads))
+		}
+	})
+}
+
+// Of two lookups that wait for one chunk, the less patient one is told what the
+// store said so far, and not only that its time is up.
+func TestImpatientWaiterHearsOfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBucket()
+		retrying := objstore.WithRetry(b, objstore.RetryOptions{BaseDelay: time.Nanosecond, MaxDelay: time.Nanosecond})
+		n := newNode(t, retrying, nodeOptions{})
+		build := newBuilder(t, 0)
+		build.add(record.None, kv(0, "k", "v"))
+		n.upload(t, build.done())
+		var calls atomic.Int64
+		b.Before(func(ctx context.Context, c objstoretest.Call) error {
+			if calls.Add(1) == 1 {
+				return objstore.ErrUnavailable
+			}
+			select {
+			case <-time.After(5 * time.Second):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+		patient := make(chan error)
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			_, _, err := n.read(ctx, 0)
+			patient <- err
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, _, err := n.read(ctx, 0); !errors.Is(err, objstore.ErrUnavailable) {
+			t.Errorf("at its deadline: %v", err)
+		}
+		if err := <-patient; err != nil {
+			t.Errorf("the patient one: %v", err)
 		}
 	})
 }

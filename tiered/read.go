@@ -9,6 +9,7 @@ import (
 
 	"keyhole/cache"
 	"keyhole/manifest"
+	"keyhole/objstore"
 	"keyhole/record"
 )
 
@@ -135,7 +136,8 @@ func (t *Tier) fetch(ctx context.Context, object string, pos, n, size int64) ([]
 		return nil, err
 	}
 	defer t.o.Shared.endRead()
-	data, err := t.o.Bucket.ReadRange(ctx, object, pos, n)
+	listening := objstore.Listening(ctx, func(err error) { cache.Report(ctx, err) })
+	data, err := t.o.Bucket.ReadRange(listening, object, pos, n)
 	if err != nil {
 		return nil, damaged(object, pos, size, err)
 	}
