@@ -43,9 +43,9 @@ var (
 
 const (
 	// indexCacheBytes is the block cache that the indexes of all partitions
-	// share. Index blocks hold keys and offsets only, so it covers millions
-	// of keys.
-	indexCacheBytes = 64 << 20
+	// share. Index blocks hold keys and offsets only, so it covers some ten
+	// million keys. Memory is taken as blocks are read, not ahead.
+	indexCacheBytes = 256 << 20
 	// indexOpenFiles bounds the index files open at once over all partitions.
 	indexOpenFiles = 1000
 	// startsAtOnce bounds the partitions that recover at the same time, and so

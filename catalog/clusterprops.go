@@ -40,7 +40,7 @@ var clusterTable = table{
 		Doc: "Memory for chunks read from the bucket. 0 keeps none.",
 	},
 	{
-		Name: propChunkSize, Kind: intKind, Unit: "bytes", Default: "65536", Min: 16 << 10, Max: 8 << 20,
+		Name: propChunkSize, Kind: intKind, Unit: "bytes", Default: "32768", Min: 16 << 10, Max: 8 << 20,
 		Doc: "Target size of a chunk, the unit of a store read. Applies to segments uploaded from now on; uploaded ones keep their chunks.",
 	},
 	{

@@ -143,11 +143,11 @@ func TestEditIsAllOrNothing(t *testing.T) { // case 8-05
 
 func TestEditSetsAndRemoves(t *testing.T) {
 	old := overrides{propCacheSize: "7", propRemoteReads: "3"}
-	next, changes, err := clusterTable.edit(old, map[string]any{propIndexEnabled: "True", propRemoteReads: nil, propChunkSize: "65536"}, []string{propCacheSize}, false)
+	next, changes, err := clusterTable.edit(old, map[string]any{propIndexEnabled: "True", propRemoteReads: nil, propChunkSize: "32768"}, []string{propCacheSize}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(next) != 2 || next[propIndexEnabled] != "true" || next[propChunkSize] != "65536" {
+	if len(next) != 2 || next[propIndexEnabled] != "true" || next[propChunkSize] != "32768" {
 		t.Errorf("next is %v", next)
 	}
 	want := []change{{propCacheSize, "7", "268435456"}, {propIndexEnabled, "false", "true"}, {propRemoteReads, "3", "64"}}
