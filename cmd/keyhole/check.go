@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/spf13/cobra"
@@ -133,16 +134,19 @@ func (a *app) printSummary(s *check.Summary) error {
 	if !s.OK() {
 		verdict = "damaged: " + counted(s.Damages, "finding")
 	}
-	_, err := fmt.Fprintf(a.out, "%s; %s, %s, %d local and %s, %d index entries, %d bytes read; %s\n",
+	_, err := fmt.Fprintf(a.out, "%s; %s, %s, %d local and %s, %s, %s read; %s\n",
 		verdict, counted(s.Topics, "topic"), counted(s.Partitions, "partition"), s.LocalSegments, counted(s.RemoteSegments, "remote segment"),
-		s.Keys, s.Bytes, counted(s.Notes, "note"))
+		counted(s.Keys, "index entry"), counted(s.Bytes, "byte"), counted(s.Notes, "note"))
 	return err
 }
 
 // counted is a number with its noun.
-func counted(n int, noun string) string {
+func counted[N int | int64](n N, noun string) string {
 	if n == 1 {
 		return "1 " + noun
+	}
+	if stem, ok := strings.CutSuffix(noun, "y"); ok {
+		noun = stem + "ie"
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }

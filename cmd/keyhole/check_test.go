@@ -74,6 +74,17 @@ func TestStoreLogsNothing(t *testing.T) {
 	}
 }
 
+func TestCounted(t *testing.T) {
+	for want, got := range map[string]string{
+		"1 note": counted(1, "note"), "0 notes": counted(0, "note"),
+		"1 index entry": counted(int64(1), "index entry"), "2 index entries": counted(int64(2), "index entry"),
+	} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "data")
 	s := startServe(t, nil, "--dev", "--data-dir", dir)
