@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"keyhole/fsync"
 	"keyhole/manifest"
 	"keyhole/record"
 )
@@ -113,7 +114,7 @@ func (d disk) writeTopic(t *topicData) error {
 
 func (d disk) syncDirs(dirs ...string) error {
 	for _, dir := range dirs {
-		if err := manifest.SyncDir(d.fs, dir); err != nil {
+		if err := fsync.Dir(d.fs, dir); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"keyhole/fsync"
 )
 
 // lockDir makes dir and takes its lock, which the operating system releases with
@@ -57,17 +59,9 @@ func makeDir(fsys vfs.FS, dir string) error {
 		return err
 	}
 	for _, at := range made {
-		if err := syncDir(fsys, fsys.PathDir(at)); err != nil {
+		if err := fsync.Dir(fsys, fsys.PathDir(at)); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func syncDir(fsys vfs.FS, dir string) error {
-	d, err := fsys.OpenDir(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

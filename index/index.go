@@ -10,6 +10,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"keyhole/fsync"
 )
 
 var (
@@ -306,5 +308,5 @@ func Remove(fsys vfs.FS, dir string) error {
 	if err = errors.Join(err, lock.Close()); err != nil {
 		return fmt.Errorf("index: remove %s: %w", dir, err)
 	}
-	return syncDir(fsys, fsys.PathDir(dir))
+	return fsync.Dir(fsys, fsys.PathDir(dir))
 }

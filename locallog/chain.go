@@ -6,6 +6,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"keyhole/fsync"
 	"keyhole/record"
 )
 
@@ -80,7 +81,7 @@ func (r *recovery) begin() error {
 		return err
 	}
 	// The folder itself may be new.
-	if err := syncDir(r.d.fs, r.d.fs.PathDir(r.d.path)); err != nil {
+	if err := fsync.Dir(r.d.fs, r.d.fs.PathDir(r.d.path)); err != nil {
 		return err
 	}
 	r.x.add(n.log, n.nextKafka, 0, noticeSize, true)

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"keyhole/fsync"
 )
 
 const (
@@ -72,22 +74,11 @@ func (d *directory) make(path string) error {
 	if err := d.fs.MkdirAll(path, 0o755); err != nil {
 		return fmt.Errorf("make log directory: %w", err)
 	}
-	return syncDir(d.fs, parent)
+	return fsync.Dir(d.fs, parent)
 }
 
 // sync makes creations, renames and removals in the folder durable.
-func (d *directory) sync() error { return syncDir(d.fs, d.path) }
-
-func syncDir(fs vfs.FS, path string) error {
-	f, err := fs.OpenDir(path)
-	if err != nil {
-		return fmt.Errorf("open directory to sync it: %w", err)
-	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("sync directory %s: %w", path, err)
-	}
-	return nil
-}
+func (d *directory) sync() error { return fsync.Dir(d.fs, d.path) }
 
 // write puts a whole file in place: temporary file, sync, rename. The name is
 // durable only after the directory is synced too. A file under its final name

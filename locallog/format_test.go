@@ -9,6 +9,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"keyhole/fsync"
 	"keyhole/record"
 )
 
@@ -242,9 +243,9 @@ func FuzzRecovery(f *testing.F) {
 		fs := vfs.NewCrashableMem()
 		d := directory{fs: fs}
 		must(t, fs.MkdirAll(testDir, 0o755))
-		must(t, syncDir(fs, "data/topic"))
-		must(t, syncDir(fs, "data"))
-		must(t, syncDir(fs, ""))
+		must(t, fsync.Dir(fs, "data/topic"))
+		must(t, fsync.Dir(fs, "data"))
+		must(t, fsync.Dir(fs, ""))
 		d.path = testDir
 		setFile(t, fs, names[0]+logSuffix, first)
 		setFile(t, fs, names[2]+logSuffix, last)

@@ -13,6 +13,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"go.uber.org/goleak"
 
+	"keyhole/fsync"
 	"keyhole/record"
 )
 
@@ -171,7 +172,7 @@ func setFile(t testing.TB, fs vfs.FS, name string, b []byte) {
 func removeFile(t testing.TB, fs vfs.FS, name string) {
 	t.Helper()
 	must(t, fs.Remove(fs.PathJoin(testDir, name)))
-	must(t, syncDir(fs, testDir))
+	must(t, fsync.Dir(fs, testDir))
 }
 
 // listing is the names of the log's files.

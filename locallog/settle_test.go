@@ -7,6 +7,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"keyhole/fsync"
 )
 
 var errKilled = errors.New("killed")
@@ -32,7 +34,7 @@ func TestPowerFailsAfterKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, dir := range []string{"data/topic", "data", ""} {
-			must(t, syncDir(mem, dir))
+			must(t, fsync.Dir(mem, dir))
 		}
 		o := options(errorfs.Wrap(mem, killed))
 		o.SegmentBytes = bytesOf(2000)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"keyhole/fsync"
 	"keyhole/record"
 )
 
@@ -34,19 +35,7 @@ func WriteFile(fs vfs.FS, path string, data []byte) error {
 	if err := fs.Rename(tmp, path); err != nil {
 		return fmt.Errorf("rename %s: %w", tmp, err)
 	}
-	return SyncDir(fs, fs.PathDir(path))
-}
-
-// SyncDir makes the names in a directory durable.
-func SyncDir(fs vfs.FS, dir string) error {
-	d, err := fs.OpenDir(dir)
-	if err != nil {
-		return fmt.Errorf("open directory %s: %w", dir, err)
-	}
-	if err := d.Sync(); err != nil {
-		return errors.Join(fmt.Errorf("sync directory %s: %w", dir, err), d.Close())
-	}
-	return d.Close()
+	return fsync.Dir(fs, fs.PathDir(path))
 }
 
 // ReadFile reads a whole file of at most limit bytes. A longer one is damaged:

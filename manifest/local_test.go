@@ -9,6 +9,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
+	"keyhole/fsync"
 	"keyhole/manifest"
 )
 
@@ -22,7 +23,7 @@ func TestLocalCopySurvivesPowerLoss(t *testing.T) { // case 7-29
 	if err := fs.MkdirAll("p", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := manifest.SyncDir(fs, ""); err != nil {
+	if err := fsync.Dir(fs, ""); err != nil {
 		t.Fatal(err)
 	}
 	s := &memStore{conditional: true}

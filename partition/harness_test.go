@@ -13,8 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"keyhole/fsync"
 	"keyhole/index"
-	"keyhole/manifest"
 	"keyhole/objstore/objstoretest"
 	"keyhole/record"
 	"keyhole/tiered"
@@ -76,7 +76,7 @@ func disk(t *testing.T) vfs.FS {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{"/data", "/"} {
-		if err := manifest.SyncDir(fs, dir); err != nil {
+		if err := fsync.Dir(fs, dir); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"keyhole/fsync"
 	"keyhole/index"
 	"keyhole/locallog"
-	"keyhole/manifest"
 	"keyhole/tiered"
 )
 
@@ -191,7 +191,7 @@ func (p *Partition) makeDir() error {
 	if err := p.o.FS.MkdirAll(p.o.Dir, 0o755); err != nil {
 		return err
 	}
-	return manifest.SyncDir(p.o.FS, p.o.FS.PathDir(p.o.Dir))
+	return fsync.Dir(p.o.FS, p.o.FS.PathDir(p.o.Dir))
 }
 
 func (p *Partition) hasLog(dir string) (bool, error) {
@@ -302,7 +302,7 @@ func (p *Partition) beginAnew(why error) error {
 	if err := p.o.FS.Rename(p.logDir(), p.outdatedDir()); err != nil {
 		return fmt.Errorf("set outdated local log aside: %w", err)
 	}
-	if err := manifest.SyncDir(p.o.FS, p.o.Dir); err != nil {
+	if err := fsync.Dir(p.o.FS, p.o.Dir); err != nil {
 		return fmt.Errorf("set outdated local log aside: %w", err)
 	}
 	return p.removeOutdated()

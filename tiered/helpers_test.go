@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
+	"keyhole/fsync"
 	"keyhole/manifest"
 	"keyhole/objstore"
 	"keyhole/objstore/objstoretest"
@@ -202,7 +203,7 @@ func newNode(t testing.TB, b objstore.Bucket, o nodeOptions) *node {
 	if o.maxReads == 0 {
 		o.maxReads = 100
 	}
-	if err := errors.Join(o.fs.MkdirAll("p", 0o755), manifest.SyncDir(o.fs, "")); err != nil {
+	if err := errors.Join(o.fs.MkdirAll("p", 0o755), fsync.Dir(o.fs, "")); err != nil {
 		t.Fatal(err)
 	}
 	reg := prometheus.NewRegistry()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"keyhole/fsync"
 	"keyhole/manifest"
 	"keyhole/objstore"
 	"keyhole/record"
@@ -109,7 +110,7 @@ func makeDir(fs vfs.FS, dir string) error {
 	if err := fs.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return manifest.SyncDir(fs, fs.PathDir(dir))
+	return fsync.Dir(fs, fs.PathDir(dir))
 }
 
 // Snapshot returns the manifest as last known. It is never nil; as long as it

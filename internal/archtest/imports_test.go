@@ -14,7 +14,7 @@ import (
 // stands in a lower line; those of one line are siblings and know nothing of
 // each other. A component is a folder with all that is below it.
 var layers = [][]string{
-	{"record", "partitioner", "config"},
+	{"record", "partitioner", "config", "fsync"},
 	{"recordjson", "objstore", "index", "locallog", "cache", "manifest"},
 	{"tiered"},
 	{"partition"},
@@ -27,7 +27,7 @@ var layers = [][]string{
 // the local one: both are put together in partition.
 var never = map[string][]string{
 	"tiered": {"locallog", "index"},
-	"record": {"partitioner", "config"},
+	"record": {"partitioner", "config", "fsync"},
 }
 
 // testSupport are packages for tests only; any test may import them.

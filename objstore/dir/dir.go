@@ -33,6 +33,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"keyhole/fsync"
 	"keyhole/objstore"
 )
 
@@ -318,7 +319,7 @@ func (b *Bucket) putInPlace(op, key, tmp string, cond objstore.Condition) error 
 			}
 			return err
 		}
-		return b.syncFolder(filepath.Dir(target))
+		return fsync.Dir(b.fs, filepath.Dir(target))
 	}
 	// A link fails if the name is taken, even by a process that knows nothing
 	// of the lock.
@@ -331,7 +332,7 @@ func (b *Bucket) putInPlace(op, key, tmp string, cond objstore.Condition) error 
 	if err := b.fs.Remove(tmp); err != nil {
 		return err
 	}
-	return b.syncFolder(filepath.Dir(target))
+	return fsync.Dir(b.fs, filepath.Dir(target))
 }
 
 // makeFolder makes a folder and its parents, each one durably.
@@ -351,15 +352,7 @@ func (b *Bucket) makeFolder(folder string) error {
 	if err := b.fs.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
-	return b.syncFolder(parent)
-}
-
-func (b *Bucket) syncFolder(folder string) error {
-	d, err := b.fs.OpenDir(folder)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return fsync.Dir(b.fs, parent)
 }
 
 // Delete implements objstore.Bucket. Folders left empty go too, because an
@@ -391,7 +384,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 		for folder != b.root && b.fs.Remove(folder) == nil {
 			folder = filepath.Dir(folder)
 		}
-		if err := b.syncFolder(folder); err != nil {
+		if err := fsync.Dir(b.fs, folder); err != nil {
 			return fileError(op, key, err)
 		}
 		return nil
