@@ -158,7 +158,7 @@ func TestFillsItsDisk(t *testing.T) {
 	n.wantDegraded(true)
 	n.wantAll("full")
 	n.evict(diskTopic, 1) // needs the reserve
-	poll(t, 15*time.Second, "writes are taken again", func() bool { return n.write("after", 1000).status == 200 })
+	poll(t, 30*time.Second, "writes are taken again", func() bool { return n.write("after", 1000).status == 200 })
 	n.wantDegraded(false)
 	n.wantAll("evicted")
 	n.restart()
