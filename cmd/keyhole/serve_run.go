@@ -83,6 +83,7 @@ func (a *app) serve(ctx context.Context, f *serveFlags) (err error) {
 	case err = <-server.Failed():
 		log.Error("listener failed, stopping", "err", err)
 	case err = <-topics.Failed():
+		err = fmt.Errorf("--object-store: %w", err)
 		log.Error("nothing to serve and no hope for the object store, stopping", "err", err)
 	}
 	return errors.Join(err, stop(ctx, f, log, server, topics))
