@@ -355,18 +355,11 @@ func (r *recovery) scanLast(f *logFile) (*scanned, error) {
 		return nil, fmt.Errorf("open last segment: %w", err)
 	}
 	defer in.Close()
-	var a anchor
-	stopped := r.stop != nil
-	switch {
-	case stopped:
-		a = anchor{log: r.stop.log, kafka: r.stop.nextKafka}
-	case r.o.ProvenNextKafka > 0:
-		a = anchor{log: r.o.ProvenNextLog, kafka: r.o.ProvenNextKafka}
-	}
 	sc := scanner{f: in, size: f.size}
-	if stopped && r.stop.segment == f.baseLog && r.stop.segmentBytes == f.size {
+	if r.stop != nil && r.stop.segment == f.baseLog && r.stop.segmentBytes == f.size {
 		// Nothing can be torn. It is enough that the headers lead to the end that
 		// was noted; every read checks its CRC anyway.
+		a := r.end()
 		res, err := sc.segment(f.baseLog, f.baseKafka, a)
 		if err != nil {
 			return nil, err
@@ -375,48 +368,7 @@ func (r *recovery) scanLast(f *logFile) (*scanned, error) {
 			return res, nil
 		}
 	}
-	sc.verify = true
-	res, err := sc.segment(f.baseLog, f.baseKafka, a)
-	if err != nil {
-		return nil, err
-	}
-	for _, h := range res.holes {
-		if stopped || h.log < r.o.ProvenNextLog {
-			continue
-		}
-		torn, err := sc.torn(h)
-		if err != nil {
-			return nil, err
-		}
-		if torn {
-			sc.size = h.pos
-			if res, err = sc.segment(f.baseLog, f.baseKafka, a); err != nil {
-				return nil, err
-			}
-			break
-		}
-	}
-	r.knownEnd(f, res)
-	return res, nil
-}
-
-// knownEnd marks a bad tail as a hole if it is known that the log once reached
-// further.
-func (r *recovery) knownEnd(f *logFile, res *scanned) {
-	proven := r.o.ProvenNextLog
-	switch {
-	case r.stop != nil && r.stop.log > res.nextLog:
-		res.fill(r.stop.log, r.stop.nextKafka)
-	case r.stop == nil && res.end < f.size && proven > res.nextLog:
-		kafka := r.o.ProvenNextKafka
-		if kafka < res.nextKafka {
-			kafka = res.nextKafka + proven - res.nextLog
-		}
-		res.fill(proven, kafka)
-	case res.nextLog == f.baseLog:
-		// The checkpoint was durable before the file had its name.
-		res.fill(f.baseLog+1, res.nextKafka)
-	}
+	return r.tail(&sc, f)
 }
 
 // older takes the sealed segments in, and removes those that are done with: below

@@ -229,7 +229,7 @@ func (v *verifier) linkLast(f *logFile) (ok bool, err error) {
 	}
 	if n := len(v.r.files); n > 1 && v.r.files[n-2].linked {
 		prev := v.r.files[n-2]
-		res, _, err := v.scan(prev, 0, anchor{})
+		res, err := v.scan(prev, 0, anchor{})
 		if err != nil {
 			return false, err
 		}
@@ -243,59 +243,37 @@ func (v *verifier) linkLast(f *logFile) (ok bool, err error) {
 }
 
 // scan reads one file with all its CRCs.
-func (v *verifier) scan(f *logFile, limit int64, a anchor) (*scanned, *scanner, error) {
+func (v *verifier) scan(f *logFile, limit int64, a anchor) (*scanned, error) {
 	if err := v.ctx.Err(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	in, err := v.o.FS.Open(v.r.d.join(f.name + logSuffix))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer in.Close()
 	sc := &scanner{f: in, size: f.size, limit: limit, verify: true}
 	res, err := sc.segment(f.baseLog, f.baseKafka, a)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", f.name+logSuffix, err)
+		return nil, fmt.Errorf("%s: %w", f.name+logSuffix, err)
 	}
-	return res, sc, nil
+	return res, nil
 }
 
-// scanLast decides about the tail by the rules of recovery.scanLast.
+// scanLast decides about the tail as recovery does.
 func (v *verifier) scanLast(f *logFile) (*scanned, error) {
-	var a anchor
-	stopped := v.r.stop != nil
-	switch {
-	case stopped:
-		a = anchor{log: v.r.stop.log, kafka: v.r.stop.nextKafka}
-	case v.o.ProvenNextKafka > 0:
-		a = anchor{log: v.o.ProvenNextLog, kafka: v.o.ProvenNextKafka}
+	if err := v.ctx.Err(); err != nil {
+		return nil, err
 	}
-	res, sc, err := v.scan(f, 0, a)
+	in, err := v.o.FS.Open(v.r.d.join(f.name + logSuffix))
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(res.holes, func(h hole) bool { return !stopped && h.log >= v.o.ProvenNextLog }); i >= 0 {
-		in, err := v.o.FS.Open(v.r.d.join(f.name + logSuffix))
-		if err != nil {
-			return nil, err
-		}
-		defer in.Close()
-		sc.f, sc.buf = in, nil
-		for _, h := range res.holes[i:] {
-			torn, err := sc.torn(h)
-			if err != nil {
-				return nil, err
-			}
-			if torn {
-				sc.size = h.pos
-				if res, err = sc.segment(f.baseLog, f.baseKafka, a); err != nil {
-					return nil, err
-				}
-				break
-			}
-		}
+	defer in.Close()
+	res, err := v.r.tail(&scanner{f: in, size: f.size}, f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.name+logSuffix, err)
 	}
-	v.r.knownEnd(f, res)
 	return res, nil
 }
 
@@ -372,7 +350,7 @@ func (v *verifier) sealed(f, next *logFile) (*scanned, error) {
 	if next.linked {
 		a, limit = anchor{log: next.prevLog, kafka: next.baseKafka}, next.prevLog
 	}
-	res, _, err := v.scan(f, limit, a)
+	res, err := v.scan(f, limit, a)
 	if err != nil {
 		return nil, err
 	}
