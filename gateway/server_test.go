@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"keyhole/partition"
@@ -135,32 +136,34 @@ func TestSlowHead(t *testing.T) {
 // A client that reads slowly but steadily gets a large value whole, although that
 // takes many times the time after which one that stands still is cut. Case 8-15.
 func TestSlowReader(t *testing.T) {
-	const stall = 100 * time.Millisecond
-	client, server := net.Pipe()
-	defer client.Close()
-	c := &slowConn{Conn: server, stall: stall}
-	value := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB in 16 pieces
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		defer server.Close()
-		if n, err := c.Write(value); err != nil || n != len(value) {
-			t.Errorf("wrote %d of %d: %v", n, len(value), err)
+	synctest.Test(t, func(t *testing.T) {
+		const stall = 100 * time.Millisecond
+		client, server := net.Pipe()
+		defer client.Close()
+		c := &slowConn{Conn: server, stall: stall}
+		value := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB in 16 pieces
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			defer server.Close()
+			if n, err := c.Write(value); err != nil || n != len(value) {
+				t.Errorf("wrote %d of %d: %v", n, len(value), err)
+			}
+		})
+		tick := time.NewTicker(stall / 4)
+		defer tick.Stop()
+		var got bytes.Buffer
+		begin := time.Now()
+		for {
+			<-tick.C
+			if _, err := io.CopyN(&got, client, writePiece); err != nil {
+				break
+			}
+		}
+		wg.Wait()
+		if took := time.Since(begin); !bytes.Equal(got.Bytes(), value) || took < 3*stall {
+			t.Errorf("got %d bytes in %v", got.Len(), took)
 		}
 	})
-	tick := time.NewTicker(stall / 4)
-	defer tick.Stop()
-	var got bytes.Buffer
-	begin := time.Now()
-	for {
-		<-tick.C
-		if _, err := io.CopyN(&got, client, writePiece); err != nil {
-			break
-		}
-	}
-	wg.Wait()
-	if took := time.Since(begin); !bytes.Equal(got.Bytes(), value) || took < 3*stall {
-		t.Errorf("got %d bytes in %v", got.Len(), took)
-	}
 }
 
 func TestStalledReader(t *testing.T) {

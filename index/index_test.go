@@ -427,8 +427,9 @@ func TestGetAllocatesLittle(t *testing.T) {
 	}
 	commit(t, x, entries, Position{1000, 1000, 0})
 	key, absent := []byte("500"), []byte("500x")
-	// From tables, Pebble allocates once a lookup.
-	for where, limit := range map[string]float64{"memory": 0, "tables": 2} {
+	// From tables, Pebble allocates once a lookup. One more in all, because the
+	// collector may empty the pools in between.
+	for where, limit := range map[string]float64{"memory": 1, "tables": 3} {
 		if where == "tables" {
 			if err := x.Flush(t.Context()); err != nil {
 				t.Fatal(err)
