@@ -268,6 +268,11 @@ func (x *Index) Durable() Position {
 // Err returns the failure after which the index takes no more commits, or nil.
 func (x *Index) Err() error { return x.failure.err() }
 
+// Failed is closed once Err is not nil. Whoever owns the index closes it then,
+// also if nobody uses it: Pebble reads the properties of all tables when it opens
+// them, and goes on trying, as fast as it can, where one is damaged.
+func (x *Index) Failed() <-chan struct{} { return x.failure.failed }
+
 // Close makes everything durable, unless the index has failed, and closes it. It
 // waits for the calls that are under way. Later calls return the same result.
 func (x *Index) Close() error {

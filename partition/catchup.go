@@ -30,6 +30,13 @@ func (f *feed) position() index.Position {
 	return f.ix.Applied()
 }
 
+// open gives the index, nil if there is none.
+func (f *feed) open() *index.Index {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ix
+}
+
 // close closes the index and keeps its files.
 func (f *feed) close() error {
 	f.mu.Lock()

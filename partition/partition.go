@@ -212,23 +212,43 @@ func (p *Partition) run() {
 		if err := p.chore(p.ctx); err != nil && p.ctx.Err() == nil {
 			backoff = nextBackoff(backoff)
 			p.o.Logger.Warn("background work failed; will try again", "err", err, "in", backoff)
-			if !p.pause(jitter(backoff)) {
+			if !p.rest(jitter(backoff), nil) {
 				return
 			}
 			continue
 		}
 		backoff = 0
-		if !p.pause(choreGap) {
+		if !p.rest(choreGap, nil) || !p.rest(jitter(choreInterval), p.kick) {
 			return
 		}
-		timer := time.NewTimer(jitter(choreInterval))
+	}
+}
+
+// rest is the pause of run: it also ends with a kick, and when the index fails.
+// One that fails because it is damaged is taken out of service at once, although
+// nobody may be using it; one that cannot be written any more still answers.
+func (p *Partition) rest(d time.Duration, kick <-chan struct{}) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	ix := p.feed.open()
+	var failed <-chan struct{}
+	if ix != nil {
+		failed = ix.Failed()
+	}
+	for {
 		select {
-		case <-p.ctx.Done():
-			timer.Stop()
-			return
 		case <-timer.C:
-		case <-p.kick:
-			timer.Stop()
+			return true
+		case <-kick:
+			return true
+		case <-failed:
+			if isCorrupt(ix.Err()) {
+				p.indexFailed(p.serving.Load(), ix.Err())
+				return true
+			}
+			failed = nil
+		case <-p.ctx.Done():
+			return false
 		}
 	}
 }

@@ -45,7 +45,7 @@ func (p *Partition) recoverUntilOpen() bool {
 		}
 		p.setReason(err.Error())
 		p.o.Logger.Warn("partition not ready; will try again", "err", err, "in", backoff)
-		if !p.pause(jitter(backoff)) {
+		if !p.rest(jitter(backoff), nil) {
 			return false
 		}
 	}
