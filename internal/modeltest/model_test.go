@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"keyhole/catalog"
 	"keyhole/objstore/objstoretest"
@@ -194,6 +195,7 @@ const (
 // lookup asks for a key and compares the answer with the model.
 func (w *world) lookup(t *topicModel, n int, key string, how ask) {
 	w.t.Helper()
+	synctest.Wait() // the background work asks the store too
 	m, p := t.parts[n], w.partition(t, n)
 	off, known := m.latest[key]
 	q := partition.Query{}

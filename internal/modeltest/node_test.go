@@ -102,6 +102,7 @@ type node struct {
 	bucket  *objstoretest.Faulty // nil: no store
 	sky     *sky
 	process *process
+	metrics *prometheus.Registry // of this run
 	log     logs
 	c       *catalog.Catalog // nil: stopped
 }
@@ -110,11 +111,22 @@ type node struct {
 type logs struct {
 	mu    sync.Mutex
 	lines [][]byte
+	loud  int // warnings and errors
+}
+
+// loud is how many warnings and errors were logged, over all runs.
+func (n *node) loud() int {
+	n.log.mu.Lock()
+	defer n.log.mu.Unlock()
+	return n.log.loud
 }
 
 func (l *logs) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if bytes.Contains(b, []byte("level=WARN")) || bytes.Contains(b, []byte("level=ERROR")) {
+		l.loud++
+	}
 	l.lines = append(l.lines, bytes.Clone(b))
 	if n := len(l.lines); n > 60 {
 		l.lines = l.lines[n-60:]
@@ -134,20 +146,46 @@ func newNode(t *testing.T, seed uint64, store bool) *node {
 
 func (n *node) start() {
 	n.t.Helper()
+	if err := n.open(); err != nil {
+		n.t.Fatalf("open: %v", err)
+	}
+}
+
+func (n *node) open() error {
+	n.metrics = prometheus.NewRegistry()
 	o := catalog.Options{
 		DataDir: dataDir, FS: n.fs,
 		Logger:     slog.New(slog.NewTextHandler(&n.log, nil)),
-		Registerer: prometheus.NewRegistry(),
+		Registerer: n.metrics,
 	}
 	if n.bucket != nil {
 		n.process = &process{Bucket: n.bucket}
 		o.Bucket = n.process
 	}
-	var err error
-	if n.c, err = catalog.Open(context.Background(), o); err != nil {
-		n.t.Fatalf("open: %v", err)
+	c, err := catalog.Open(context.Background(), o)
+	if err != nil {
+		return err
 	}
+	n.c = c
 	synctest.Wait()
+	return nil
+}
+
+// corruptions is the counter keyhole_corruptions_total of this run.
+func (n *node) corruptions() (total float64) {
+	n.t.Helper()
+	families, err := n.metrics.Gather()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "keyhole_corruptions_total" {
+			for _, m := range f.GetMetric() {
+				total += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return total
 }
 
 func (n *node) stop() {

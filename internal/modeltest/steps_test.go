@@ -127,12 +127,16 @@ func (w *world) pick() (*topicModel, int) {
 
 func (w *world) create(name string) {
 	w.t.Helper()
+	w.createWith(name, 1+w.rng.IntN(w.cfg.partitions))
+}
+
+func (w *world) createWith(name string, parts int) {
+	w.t.Helper()
 	if w.indexHidden() {
 		w.showIndex()
 	}
 	props := map[string]string{"redpanda.kv.index.enabled": "true"}
 	maps.Copy(props, w.cfg.topic)
-	parts := 1 + w.rng.IntN(w.cfg.partitions)
 	w.note("create %s with %d partitions", name, parts)
 	got, err := w.c.CreateTopic(context.Background(), name, int32(parts), props)
 	if w.weather != fine && errors.Is(err, catalog.ErrBucketUnknown) {

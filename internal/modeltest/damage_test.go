@@ -1,0 +1,633 @@
+package modeltest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"keyhole/check"
+	"keyhole/objstore"
+	"keyhole/partition"
+	"keyhole/record"
+)
+
+// place is a file on disk or an object of the bucket.
+type place struct {
+	remote bool
+	name   string // full path, or key
+}
+
+func (p place) String() string {
+	if p.remote {
+		return "bucket:" + p.name
+	}
+	return p.name
+}
+
+// kind says what stands at a place of topic "t", partition 0, or of the node as a
+// whole; empty: not of interest here.
+func (s *scene) kind(p place) string {
+	base := path.Base(p.name)
+	part := "/" + s.topics["t"].id + "/0/"
+	switch {
+	case base == "LOCK", strings.Contains(p.name, "keyhole-probe"):
+		return ""
+	case p.remote && base == "cluster.json":
+		return "cluster.json"
+	case !p.remote && (base == "config.json" || base == "node.json"):
+		return base
+	case base == "topic.json" && strings.Contains(p.name, s.topics["t"].id):
+		return "topic.json, " + p.tier()
+	case !strings.Contains(p.name, part):
+		return ""
+	case base == "manifest.json":
+		return "manifest, " + p.tier()
+	case p.remote:
+		return "remote " + strings.TrimPrefix(path.Ext(base), ".") + " object"
+	case strings.Contains(p.name, "/kv_index/"):
+		return "Pebble " + pebbleKind(base)
+	case strings.HasSuffix(base, ".table"):
+		return "chunk table"
+	case base == "clean-stop":
+		return base
+	case strings.HasSuffix(base, ".index"):
+		return "sparse index"
+	case strings.HasSuffix(base, ".log"):
+		return s.segmentKind(p)
+	}
+	return ""
+}
+
+func pebbleKind(base string) string {
+	if name, ok := strings.CutPrefix(base, "marker."); ok {
+		name, _, _ = strings.Cut(name, ".")
+		return "marker " + name
+	}
+	if ext := path.Ext(base); ext != "" {
+		return ext[1:]
+	}
+	kind, _, _ := strings.Cut(base, "-")
+	return kind
+}
+
+func (p place) tier() string {
+	if p.remote {
+		return "bucket"
+	}
+	return "disk"
+}
+
+// segmentKind tells segments by their order: the older half of the local ones is
+// in the bucket too, the last one is active.
+func (s *scene) segmentKind(p place) string {
+	var logs []string
+	for _, q := range s.places() {
+		if !q.remote && strings.HasSuffix(q.name, ".log") && path.Dir(q.name) == path.Dir(p.name) {
+			logs = append(logs, q.name)
+		}
+	}
+	slices.Sort(logs)
+	switch i := slices.Index(logs, p.name); {
+	case i == len(logs)-1:
+		return "local segment, active"
+	case i == 0:
+		return "local segment, also in the bucket"
+	}
+	return "local segment, sealed"
+}
+
+// promise is what must hold after a place of a kind was damaged.
+type promise int
+
+const (
+	// heals: every lookup is right; what is damaged is made again, or not needed.
+	heals promise = iota
+	// partly: lookups are right, or say that the data is damaged or that the
+	// partition is not ready; those of other partitions are right.
+	partly
+	// refuses: the node does not start and names the file.
+	refuses
+	// cold: lookups of what is on this disk are right in every partition.
+	cold
+)
+
+var promises = map[string]promise{
+	"node.json":                         refuses,
+	"config.json":                       refuses,
+	"cluster.json":                      cold,
+	"topic.json, disk":                  heals,
+	"topic.json, bucket":                heals,
+	"manifest, disk":                    heals,
+	"manifest, bucket":                  heals,
+	"remote log object":                 partly,
+	"remote index object":               heals,
+	"chunk table":                       heals,
+	"clean-stop":                        heals,
+	"sparse index":                      heals,
+	"local segment, also in the bucket": heals,
+	"local segment, sealed":             partly,
+	"local segment, active":             partly,
+	"Pebble sst":                        heals,
+	"Pebble MANIFEST":                   heals,
+	"Pebble OPTIONS":                    heals,
+	"Pebble marker manifest":            heals,
+	"Pebble marker format-version":      heals,
+	"Pebble log":                        heals,
+}
+
+// idle are files that nothing is read from.
+var idle = map[string]bool{"Pebble log": true, "Pebble OPTIONS": true}
+
+// rested are files and objects of which damage shows only when a lookup, or a
+// rebuild, needs them; and check tells.
+var rested = map[string]bool{"remote log object": true, "remote index object": true, "chunk table": true, "local segment, also in the bucket": true}
+
+// scene is a node at rest whose records are in all places, and a copy of it is
+// damaged again and again.
+type scene struct {
+	*world
+	killed  bool            // it did not stop cleanly
+	hot     map[string]bool // the newest record of which keys is on disk
+	what    string          // was done to it
+	refusal error           // why the node does not start
+}
+
+// newScene makes topic "t", whose partition 0 has records in the bucket alone, in
+// both tiers and on disk alone, newer ones hiding older ones in each; and
+// neighbours: its partition 1 and topic "u".
+func newScene(t *testing.T, seed uint64, killed bool) *scene {
+	t.Helper()
+	cfg := config{topics: 0, partitions: 1, keys: 24, valueBytes: 200,
+		topic: map[string]string{"segment.bytes": "2048", "retention.local.target.ms": "-1"}}
+	w := newWorld(t, seed, cfg)
+	w.start()
+	w.switchOn()
+	w.createWith("t", 2)
+	w.createWith("u", 1)
+	fill := func(topic string, n, count int, key func(i int) int) {
+		m := w.topics[topic].parts[n]
+		for i := range count {
+			off := m.next()
+			rec := record.Record{Key: fmt.Appendf(nil, "key-%d", key(i)), Value: fmt.Appendf(nil, "%s/%d record %d %0150d", topic, n, off, off), Timestamp: off}
+			if off%11 == 10 {
+				rec.Value = nil
+			}
+			w.append(w.topics[topic], n, []record.Record{rec})
+		}
+	}
+	for topic, n := range map[string]int{"t": 1, "u": 0} {
+		fill(topic, n, 20, func(i int) int { return i })
+		w.evictTo(topic, n, 0)
+		fill(topic, n, 5, func(i int) int { return 17 + i })
+	}
+	// Each segment has keys that nobody wrote again, and keys that hide older
+	// records.
+	fill("t", 0, 30, func(i int) int { return i })
+	w.evictTo("t", 0, 0)
+	fill("t", 0, 12, func(i int) int { return 3 * i })
+	w.evictTo("t", 0, 4<<10) // uploads what is sealed and keeps some of it
+	w.setTopic(w.topics["t"], "redpanda.remote.write", "false")
+	fill("t", 0, 22, func(i int) int { return 5 + 3*i })
+	s := &scene{world: w, killed: killed, hot: make(map[string]bool)}
+	for name, t := range w.topics {
+		for n, m := range t.parts {
+			start, _ := w.status(t, n)
+			for key, off := range m.latest {
+				s.hot[hotName(name, n, key)] = off >= start
+			}
+		}
+	}
+	if killed {
+		after := w.fs.CrashClone(vfs.CrashCloneCfg{})
+		w.stop()
+		w.fs = after
+	} else {
+		w.stop()
+	}
+	return s
+}
+
+func (w *world) evictTo(topic string, n int, target int64) {
+	w.t.Helper()
+	if _, err := w.partition(w.topics[topic], n).Evict(context.Background(), target); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// clone copies a scene at rest.
+func (s *scene) clone() *scene {
+	w := *s.world
+	w.node = newNode(s.t, 1, true)
+	w.fs = s.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
+	for _, p := range s.places() {
+		if p.remote {
+			w.put(p.name, s.read(p))
+		}
+	}
+	return &scene{world: &w, killed: s.killed, hot: s.hot}
+}
+
+func hotName(topic string, n int, key string) string { return fmt.Sprintf("%s/%d %s", topic, n, key) }
+
+// begin starts the node and lets it do what it does by itself.
+func (s *scene) begin() bool {
+	s.t.Helper()
+	if s.refusal = s.open(); s.refusal != nil {
+		return false
+	}
+	time.Sleep(100 * time.Second) // longer than any back-off
+	synctest.Wait()
+	return true
+}
+
+// evictAll offers everything to the bucket, also what is damaged.
+func (s *scene) evictAll() {
+	s.t.Helper()
+	for name, t := range s.topics {
+		topic, err := s.c.Topic(name)
+		if err != nil {
+			continue
+		}
+		if err := s.c.AlterTopic(context.Background(), name, map[string]string{"redpanda.remote.write": "true"}, nil); err != nil {
+			s.t.Errorf("%s: alter %s: %v", s.what, name, err)
+		}
+		for n := range t.parts {
+			p, err := topic.Partition(int32(n))
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			if _, err := p.Evict(context.Background(), 0); err != nil && !honest(err) {
+				s.t.Errorf("%s: evict %s/%d: %v", s.what, name, n, err)
+			}
+		}
+	}
+}
+
+func (w *world) put(key string, data []byte) {
+	w.t.Helper()
+	if _, err := w.bucket.Inner().Put(context.Background(), key, bytes.NewReader(data), int64(len(data)), objstore.Condition{}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// places lists everything there is.
+func (s *scene) places() (out []place) {
+	var walk func(dir string)
+	walk = func(dir string) {
+		names, err := s.fs.List(dir)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			full := s.fs.PathJoin(dir, name)
+			info, err := s.fs.Stat(full)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			if info.IsDir() {
+				walk(full)
+			} else {
+				out = append(out, place{name: full})
+			}
+		}
+	}
+	walk(dataDir)
+	err := s.bucket.Inner().List(context.Background(), "", func(o objstore.Object) error {
+		out = append(out, place{remote: true, name: o.Key})
+		return nil
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return out
+}
+
+func (s *scene) read(p place) []byte {
+	s.t.Helper()
+	if p.remote {
+		b, _, err := s.bucket.Inner().Get(context.Background(), p.name, 1<<30)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return b
+	}
+	f, err := s.fs.Open(p.name)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	b, err := io.ReadAll(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		s.t.Fatal(err)
+	}
+	return b
+}
+
+// write puts data at a place; nil removes what is there.
+func (s *scene) write(p place, data []byte) {
+	s.t.Helper()
+	switch {
+	case p.remote && data == nil:
+		if err := s.bucket.Inner().Delete(context.Background(), p.name); err != nil {
+			s.t.Fatal(err)
+		}
+	case p.remote:
+		s.put(p.name, data)
+	case data == nil:
+		if err := s.fs.Remove(p.name); err != nil {
+			s.t.Fatal(err)
+		}
+	default:
+		f, err := s.fs.Create(p.name, vfs.WriteCategoryUnspecified)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		_, err = f.Write(bytes.Clone(data))
+		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// injury is one way to damage bytes.
+type injury struct {
+	name  string
+	blunt bool // so much that it must be noticed
+	do    func(b []byte) []byte
+}
+
+// injuries gives the ways to damage n bytes; bits of them flip a single bit.
+func injuries(rng *rand.Rand, n, bits int) []injury {
+	cut := rng.IntN(max(1, n))
+	list := []injury{
+		{"empty", true, func([]byte) []byte { return []byte{} }},
+		{fmt.Sprint("cut at ", cut), false, func(b []byte) []byte { return b[:cut] }},
+		{"last byte missing", false, func(b []byte) []byte { return b[:max(0, len(b)-1)] }},
+		{"all garbage", true, func(b []byte) []byte {
+			for i := range b {
+				b[i] = byte(rng.Uint32())
+			}
+			return b
+		}},
+		{"all zeros", true, func(b []byte) []byte { clear(b); return b }},
+		{fmt.Sprint("garbage from ", cut), false, func(b []byte) []byte {
+			for i := cut; i < min(len(b), cut+40); i++ {
+				b[i] = byte(rng.Uint32())
+			}
+			return b
+		}},
+		{"removed", false, func([]byte) []byte { return nil }},
+		{"garbage behind", false, func(b []byte) []byte { return append(b, "garbage"...) }},
+	}
+	at := rng.Perm(n)
+	for _, pos := range at[:min(bits, n)] {
+		bit := byte(1) << rng.IntN(8)
+		list = append(list, injury{fmt.Sprintf("bit %#x at %d", bit, pos), false, func(b []byte) []byte { b[pos] ^= bit; return b }})
+	}
+	return list
+}
+
+// TestDamage damages everything that is stored, one thing at a time, and holds
+// the promises to it. By default one file or object of each kind is damaged, by
+// one flipped bit and in one other way. KEYHOLE_DAMAGE_BITS damages all of them in
+// every way, with that many flipped bits, one in every byte where that is more
+// than there are.
+func TestDamage(t *testing.T) {
+	bits, thorough := 1, false
+	if n, err := strconv.Atoi(os.Getenv("KEYHOLE_DAMAGE_BITS")); err == nil {
+		bits, thorough = n, true
+	}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	synctest.Test(t, func(t *testing.T) {
+		for _, killed := range []bool{false, true} {
+			s := newScene(t, seed, killed)
+			s.healthy()
+			seen := make(map[string]int)
+			victims := make(map[string][]place)
+			for _, p := range s.places() {
+				if kind := s.kind(p); kind != "" {
+					victims[kind] = append(victims[kind], p)
+				}
+			}
+			for kind, places := range victims {
+				want, known := promises[kind]
+				if !known {
+					t.Errorf("nothing is promised of %s", kind)
+				}
+				if !thorough {
+					places = []place{places[rng.IntN(len(places))]}
+				}
+				for _, p := range places {
+					hurts := injuries(rng, len(s.read(p)), bits)
+					if !thorough {
+						i := rng.IntN(len(hurts) - 1)
+						hurts = []injury{hurts[i], hurts[len(hurts)-1]} // the last one flips a bit
+					}
+					for _, how := range hurts {
+						s.try(p, kind, want, how)
+						seen[kind]++
+					}
+				}
+			}
+			for _, kind := range slices.Sorted(maps.Keys(seen)) {
+				t.Logf("killed %v: %-34s %d injuries", killed, kind, seen[kind])
+			}
+			for kind := range promises {
+				if seen[kind] == 0 && !(killed && kind == "clean-stop") {
+					t.Errorf("killed %v: there is no %s", killed, kind)
+				}
+			}
+		}
+	})
+}
+
+// try damages one place of a copy and looks at what comes of it.
+func (s *scene) try(p place, kind string, want promise, how injury) {
+	s.t.Helper()
+	hurt := s.clone()
+	whole := hurt.read(p)
+	bad := how.do(bytes.Clone(whole))
+	if bad == nil && want == refuses || bad != nil && bytes.Equal(bad, whole) {
+		return // without such a file a data directory is a new one
+	}
+	hurt.write(p, bad)
+	hurt.what = fmt.Sprintf("killed %v, %s (%s, %d bytes): %s", s.killed, p, kind, len(whole), how.name)
+	defer hurt.close()
+	named := hurt.named(p, bad == nil)
+	if !strings.HasPrefix(kind, "Pebble") && s.rng.IntN(2) == 0 {
+		hurt.what += ", and the index is lost"
+		if err := hurt.fs.RemoveAll(path.Join(dataDir, "topics/t", s.topics["t"].id, "0/kv_index")); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	if how.blunt && !named && !idle[kind] {
+		s.t.Errorf("%s: check does not name the place", hurt.what)
+	}
+	if !hurt.begin() {
+		// The number of the version stands outside of the checksum; one from the
+		// future is not called damage.
+		future := strings.Contains(hurt.refusal.Error(), "this program knows version")
+		if !future && (want != refuses || !errors.Is(hurt.refusal, record.ErrCorrupt)) || !strings.Contains(hurt.refusal.Error(), p.name) {
+			s.t.Errorf("%s: does not start: %v", hurt.what, hurt.refusal)
+		}
+		return
+	}
+	if want == refuses {
+		if how.blunt {
+			s.t.Errorf("%s: started", hurt.what)
+		}
+		want = heals // the case of a letter in a name, or the final line feed
+	}
+	errs := hurt.judge(want)
+	if len(errs) > 0 && !named {
+		s.t.Errorf("%s: %d keys with errors (%v), and check found nothing", hurt.what, len(errs), errs[0])
+	}
+	if len(errs) > 0 && !hurt.says() || how.blunt && !idle[kind] && !rested[kind] && hurt.loud() == 0 {
+		s.t.Errorf("%s: %d keys with errors, %d warnings, and nothing tells of it", hurt.what, len(errs), hurt.loud())
+	}
+	// What is damaged must not be carried on, into the bucket or an index.
+	hurt.evictAll()
+	hurt.judge(want)
+	hurt.stop()
+	if !hurt.begin() {
+		s.t.Errorf("%s: does not start again: %v", hurt.what, hurt.refusal)
+		return
+	}
+	hurt.judge(want)
+	hurt.stop()
+}
+
+// says reports whether the metric or the readiness tells of damage.
+func (s *scene) says() bool {
+	r := s.c.Ready()
+	return s.corruptions() > 0 || len(r.Damaged)+len(r.NotReady)+len(r.Degraded) > 0
+}
+
+// healthy holds that nothing of what is tested for is there without damage.
+func (s *scene) healthy() {
+	s.t.Helper()
+	c := s.clone()
+	c.what = fmt.Sprintf("killed %v, not damaged", s.killed)
+	defer c.close()
+	if !c.begin() {
+		s.t.Fatal(c.refusal)
+	}
+	c.judge(heals)
+	if c.loud() > 0 || c.corruptions() > 0 {
+		s.t.Errorf("%s: %d warnings", c.what, c.loud())
+	}
+	c.stop()
+}
+
+// named reports whether check has something to say about a place; of one that is
+// gone, about its folder.
+func (s *scene) named(p place, gone bool) (named bool) {
+	s.t.Helper()
+	o := check.Options{
+		FS: s.fs, DataDir: dataDir, Bucket: s.bucket.Inner(), ScratchFS: vfs.NewMem(), ScratchDir: "/",
+		Report: func(f check.Finding) {
+			// An index is one thing: what matters is which one.
+			dir, _, _ := strings.Cut(p.name, "/kv_index/")
+			named = named || strings.HasSuffix(f.Object, p.name) || strings.HasSuffix(p.name, f.Object) || strings.HasPrefix(f.Object, dir+"/kv_index") ||
+				gone && strings.HasPrefix(f.Object, path.Dir(p.name))
+		},
+	}
+	if _, err := check.Run(context.Background(), o); err != nil {
+		s.t.Errorf("%s: check: %v", s.what, err)
+	}
+	return named
+}
+
+// judge compares all lookups with what was promised and gives the errors there
+// were.
+func (s *scene) judge(want promise) (errs []error) {
+	s.t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(s.topics)) {
+		t := s.topics[name]
+		for n, m := range t.parts {
+			victim := name == "t" && n == 0
+			for _, key := range slices.Sorted(maps.Keys(m.latest)) {
+				err := s.judgeKey(t, n, key)
+				if err == nil {
+					continue
+				}
+				errs = append(errs, err)
+				excused := want == partly && victim || want == cold && !s.hot[hotName(name, n, key)]
+				if !excused {
+					s.t.Errorf("%s: %s/%d %s: %v", s.what, name, n, key, err)
+				}
+			}
+		}
+	}
+	return errs
+}
+
+// judgeKey fails the test if the answer is a lie, and gives the error if the
+// answer is an honest one.
+func (s *scene) judgeKey(t *topicModel, n int, key string) error {
+	s.t.Helper()
+	topic, err := s.c.Topic(t.name)
+	if err != nil {
+		if !honest(err) {
+			s.t.Errorf("%s: topic %s: %v", s.what, t.name, err)
+		}
+		return err
+	}
+	p, err := topic.Partition(int32(n))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	res, err := p.Lookup(ctx, []byte(key), partition.Query{})
+	m := t.parts[n]
+	next := m.next()
+	if s.killed {
+		// What was torn and what was damaged at the end of a log that nobody
+		// closed look the same.
+		if st := p.Status(); st.HighWatermark != nil {
+			next = min(next, *st.HighWatermark)
+		}
+	}
+	want := (*record.Record)(nil)
+	for off := next - 1; off >= 0; off-- {
+		if string(m.recs[off].Key) == key {
+			want = &m.recs[off]
+			break
+		}
+	}
+	switch {
+	case err == nil && (want == nil || want.Value == nil || !bytes.Equal(res.Value, want.Value)):
+		s.t.Errorf("%s: %s/%d %s: wrong value %.60q at offset %d", s.what, t.name, n, key, res.Value, res.Offset)
+	case errors.Is(err, partition.ErrKeyNotFound):
+		if want != nil && want.Value != nil {
+			s.t.Errorf("%s: %s/%d %s: not found", s.what, t.name, n, key)
+		}
+	case err != nil && !honest(err):
+		s.t.Errorf("%s: %s/%d %s: %v", s.what, t.name, n, key, err)
+	}
+	if errors.Is(err, partition.ErrKeyNotFound) {
+		return nil
+	}
+	return err
+}
+
+// honest reports whether an error says what is true: damaged, or not to be had
+// now.
+func honest(err error) bool { return errors.Is(err, record.ErrCorrupt) || trouble(err) }
