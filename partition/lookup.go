@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"keyhole/index"
 	"keyhole/locallog"
 	"keyhole/manifest"
@@ -126,7 +128,7 @@ func (p *Partition) Lookup(ctx context.Context, key []byte, q Query) (Result, er
 // resolve reads the record at res.Offset from the tier that holds it.
 func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byte, q Query, res *Result) error {
 	if res.Offset >= v.log.State().LocalStart {
-		err := p.resolveLocal(v, key, q, res)
+		err := p.resolveLocal(ctx, v, key, q, res)
 		switch {
 		case errors.Is(err, locallog.ErrBelowStart):
 			// Evicted underneath: the bucket has it.
@@ -151,7 +153,7 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 		return nil
 	}
 	hit, err := p.tier.ReadBatch(ctx, m, res.Offset, func(batch []byte, base int64) error {
-		return p.take(batch, base, key, q, res)
+		return p.take(ctx, batch, base, key, q, res)
 	})
 	res.Source = SourceRemote
 	if hit {
@@ -196,13 +198,13 @@ func done(q Query, res *Result, src Source) bool {
 }
 
 // resolveLocal is resolve for an offset that the local log should have.
-func (p *Partition) resolveLocal(v *view, key []byte, q Query, res *Result) error {
+func (p *Partition) resolveLocal(ctx context.Context, v *view, key []byte, q Query, res *Result) error {
 	epoch, err := v.log.EpochAt(res.Offset)
 	if err == nil {
 		if res.Epoch = int64(epoch); done(q, res, SourceLocal) {
 			return nil
 		}
-		err = p.readLocal(v, key, q, res)
+		err = p.readLocal(ctx, v, key, q, res)
 	}
 	switch {
 	case errors.Is(err, locallog.ErrNotFound):
@@ -213,23 +215,61 @@ func (p *Partition) resolveLocal(v *view, key []byte, q Query, res *Result) erro
 	return err
 }
 
-func (p *Partition) readLocal(v *view, key []byte, q Query, res *Result) error {
+func (p *Partition) readLocal(ctx context.Context, v *view, key []byte, q Query, res *Result) error {
 	return v.log.ReadBatch(res.Offset, func(batch []byte, base int64) error {
-		return p.take(batch, base, key, q, res)
+		return p.take(ctx, batch, base, key, q, res)
 	})
 }
 
 // readers keeps decompression buffers between lookups.
 var readers = sync.Pool{New: func() any { return new(record.Reader) }}
 
+// modestUncompressed is how far any lookup may inflate a batch. Beyond it only as
+// many do so at once as inflations has room for, whatever batches the bucket holds
+// and however many ask for them.
+const modestUncompressed = 4 << 20
+
+var inflations = semaphore.NewWeighted(2)
+
+// inflate gives a reader of batch, which deflate takes back. The error is damage,
+// or ctx's while it waits for room.
+func inflate(ctx context.Context, batch []byte) (r *record.Reader, large bool, err error) {
+	r = readers.Get().(*record.Reader)
+	if err = r.Reset(batch, modestUncompressed); err == nil {
+		return r, false, nil
+	}
+	readers.Put(r)
+	if !errors.Is(err, record.ErrTooLarge) {
+		return nil, false, err
+	}
+	if err := inflations.Acquire(ctx, 1); err != nil {
+		return nil, false, err
+	}
+	r = new(record.Reader)
+	if err := r.Reset(batch, maxUncompressed); err != nil {
+		inflations.Release(1)
+		return nil, false, err
+	}
+	return r, true, nil
+}
+
+// deflate keeps the buffer for the next one, unless it is large.
+func deflate(r *record.Reader, large bool) {
+	if large {
+		inflations.Release(1)
+		return
+	}
+	readers.Put(r)
+}
+
 // take copies the record of res.Offset out of batch, whose Kafka base offset is
 // base, after checking the batch's CRC, the offset and the full key.
-func (p *Partition) take(batch []byte, base int64, key []byte, q Query, res *Result) error {
-	r := readers.Get().(*record.Reader)
-	defer readers.Put(r)
-	if err := r.Reset(batch, maxUncompressed); err != nil {
+func (p *Partition) take(ctx context.Context, batch []byte, base int64, key []byte, q Query, res *Result) error {
+	r, large, err := inflate(ctx, batch)
+	if err != nil {
 		return err
 	}
+	defer deflate(r, large)
 	// A local batch carries its log offset; a remote one its Kafka offset.
 	shift := base - r.Header().BaseOffset
 	if r.Header().IsControl() {
