@@ -230,7 +230,7 @@ func FuzzIndex(f *testing.F) {
 func FuzzRecovery(f *testing.F) {
 	fs, names := threeSegments(f)
 	a, b := file(f, fs, names[0]+logSuffix), file(f, fs, names[2]+logSuffix)
-	stop, err := notice{kind: kindStop, log: 15, nextKafka: 9, segment: 10, segmentBytes: int64(len(b))}.appendTo(nil)
+	stop, err := notice{kind: kindStop, log: 15, prevLog: 15, nextKafka: 9, segment: 10, segmentBytes: int64(len(b))}.appendTo(nil)
 	must(f, err)
 	f.Add(a, b, []byte(nil), int64(0))
 	f.Add(a, b, stop, int64(0))

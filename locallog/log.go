@@ -344,7 +344,7 @@ func (v *view) release() {
 func (l *Log) noteStop() error {
 	v := l.view.Load()
 	n := v.notice(kindStop)
-	n.segment, n.segmentBytes = v.active.baseLog, v.active.size
+	n.segment, n.segmentBytes, n.prevLog = v.active.baseLog, v.active.size, n.log
 	b, err := n.appendTo(nil)
 	if err == nil {
 		err = l.d.write(stopFile, b)

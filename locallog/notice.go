@@ -44,7 +44,9 @@ type notice struct {
 	remoteNext int64
 	generation int64 // of the manifest that remoteNext is taken from
 	// prevLog, in a checkpoint, is the next log offset of the segment before it:
-	// what links the segments into a chain in which a missing file shows.
+	// what links the segments into a chain in which a missing file shows. In
+	// clean-stop it is log once more: what is alone in a file has no neighbours to
+	// prove its base offset, which stands outside of the checksum.
 	prevLog int64
 	// segment and segmentBytes, in the file clean-stop, are the base log offset
 	// and the size of the active segment.

@@ -168,6 +168,9 @@ func (r *recovery) noticeFile(name string, want kind) (n *notice, exists bool, e
 		return nil, false, err
 	}
 	got, err := parseNotice(b)
+	if err == nil && want == kindStop && got.prevLog != got.log {
+		err = fmt.Errorf("it says twice where the log ends: at log offsets %d and %d", got.log, got.prevLog)
+	}
 	if err != nil || got.kind != want {
 		r.d.logger.Warn("ignoring a file that does not hold", "file", name, "err", err)
 		return nil, true, nil
