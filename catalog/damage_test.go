@@ -8,12 +8,14 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"keyhole/manifest"
 	"keyhole/objstore"
 	"keyhole/objstore/objstoretest"
+	"keyhole/partition"
 	"keyhole/record"
 )
 
@@ -164,14 +166,29 @@ func TestDamagedClusterObject(t *testing.T) {
 			t.Error("written to a bucket that is not known to be ours")
 		}
 		stop(t, c)
-		putObject(t, b, clusterObject, sound)
+
+		// An index that needs the bucket waits until the object is mended.
+		if err := n.fs.RemoveAll(n.fs.PathJoin(dataDir, topicsDir, "t", topic.ID(), "0", "kv_index")); err != nil {
+			t.Fatal(err)
+		}
 		c = n.start()
-		settle(t, c)
+		time.Sleep(time.Minute)
 		if topic, err = c.Topic("t"); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := find(t, serving(t, topic, 0), 5); err != nil {
-			t.Errorf("cold key, bucket mended: %v", err)
+		if p, err = topic.Partition(0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := find(t, p, 105); !errors.Is(err, partition.ErrNotReady) {
+			t.Errorf("hot key without an index: %v", err)
+		}
+		putObject(t, b, clusterObject, sound)
+		time.Sleep(2 * time.Minute)
+		settle(t, c)
+		for _, key := range []int{5, 105} {
+			if _, err := find(t, p, key); err != nil {
+				t.Errorf("key-%d, bucket mended: %v", key, err)
+			}
 		}
 		stop(t, c)
 	})

@@ -151,7 +151,7 @@ func (p *Partition) tendIndex(ctx context.Context, s *Settings) error {
 	case errors.Is(err, index.ErrFailed), errors.Is(err, index.ErrClosed):
 		p.indexFailed(nil, err)
 		return err
-	case isCorrupt(err):
+	case isDamaged(err):
 		p.damage("record", err)
 		return nil
 	case err != nil:

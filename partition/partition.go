@@ -373,3 +373,8 @@ func (p *Partition) publish(v *view) {
 }
 
 func isCorrupt(err error) bool { return errors.Is(err, record.ErrCorrupt) }
+
+// isDamaged reports whether err is damage of the partition's own, which repeating
+// does not mend. What keeps the bucket as a whole from being used is not, whatever
+// the reason.
+func isDamaged(err error) bool { return isCorrupt(err) && !unavailable(err) }

@@ -36,7 +36,7 @@ func (p *Partition) recoverUntilOpen() bool {
 			return true
 		case p.ctx.Err() != nil:
 			return false
-		case isCorrupt(err):
+		case isDamaged(err):
 			p.damage("record", err)
 			return false
 		case errors.Is(err, ErrNotHosted):
