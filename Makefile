@@ -53,10 +53,10 @@ crash: bin/.versitygw-$(VERSITYGW) ## power cuts and kill -9 over many seeds, 15
 	KEYHOLE_CRASH_SEEDS=20 $(GO) test -count=1 -run PowerCut -timeout 30m ./partition
 	KEYHOLE_KILL_ROUNDS=200 $(GO) test -count=1 -v -run '^TestKill9$$' -timeout 30m ./e2e
 
-# A million steps of the model, histories over many kills, writers stopped at
+# A million steps of the model, damage in every file, histories over many kills, writers stopped at
 # any place. An hour at most.
 soak: bin/.versitygw-$(VERSITYGW) ## long histories and a million steps of the model, an hour
-	KEYHOLE_MODEL_STEPS=1000000 $(GO) test -count=1 -timeout 60m ./internal/modeltest
+	KEYHOLE_MODEL_STEPS=1000000 KEYHOLE_DAMAGE_BITS=16 $(GO) test -count=1 -timeout 60m ./internal/modeltest
 	KEYHOLE_LINEAR_LIVES=60 KEYHOLE_WRITER_ROUNDS=20 $(GO) test -count=1 -v -run '^(TestLinearizable|TestPausedWriter)$$' -timeout 30m ./e2e
 
 fmt: ## format the code

@@ -163,6 +163,7 @@ type scene struct {
 	killed  bool            // it did not stop cleanly
 	hot     map[string]bool // the newest record of which keys is on disk
 	what    string          // was done to it
+	lost    bool            // the index of the partition that is damaged is gone too
 	refusal error           // why the node does not start
 }
 
@@ -472,6 +473,10 @@ func (s *scene) try(p place, kind string, want promise, how injury) {
 	named := hurt.named(p, bad == nil)
 	if !strings.HasPrefix(kind, "Pebble") && s.rng.IntN(2) == 0 {
 		hurt.what += ", and the index is lost"
+		hurt.lost = true
+		if kind == "manifest, bucket" {
+			want = partly // what the index lacks is in the bucket, and nothing says where
+		}
 		if err := hurt.fs.RemoveAll(path.Join(dataDir, "topics/t", s.topics["t"].id, "0/kv_index")); err != nil {
 			s.t.Fatal(err)
 		}
@@ -568,7 +573,7 @@ func (s *scene) judge(want promise) (errs []error) {
 					continue
 				}
 				errs = append(errs, err)
-				excused := want == partly && victim || want == cold && !s.hot[hotName(name, n, key)]
+				excused := want == partly && victim || want == cold && (!s.hot[hotName(name, n, key)] || victim && s.lost)
 				if !excused {
 					s.t.Errorf("%s: %s/%d %s: %v", s.what, name, n, key, err)
 				}
