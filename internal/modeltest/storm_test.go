@@ -11,6 +11,7 @@ import (
 
 	"keyhole/partition"
 	"keyhole/record"
+	"keyhole/tiered"
 )
 
 // storm lets writers, readers and evictions loose on one partition at once. Each
@@ -132,7 +133,8 @@ func (s *stormy) judge(key string, last map[string]int64, res partition.Result, 
 		}
 		return nil
 	case errors.Is(err, partition.ErrRemoteReadDisabled) && !s.remote,
-		errors.Is(err, partition.ErrNotIndexed) && !s.indexed, s.w.excused(err):
+		errors.Is(err, partition.ErrNotIndexed) && !s.indexed, s.w.excused(err),
+		errors.Is(err, tiered.ErrOverloaded) && s.w.cluster["kv_index_max_remote_reads"] == 1:
 		return nil
 	case err != nil:
 		return err
