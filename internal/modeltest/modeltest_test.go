@@ -47,7 +47,7 @@ var configs = []config{
 }
 
 const (
-	defaultSteps = 120  // of each configuration
+	defaultSteps = 100  // of each configuration
 	worldSteps   = 1500 // after which a world is begun anew
 )
 
