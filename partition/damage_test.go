@@ -3,9 +3,13 @@ package partition
 import (
 	"bytes"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sync/semaphore"
 
 	"keyhole/manifest"
 )
@@ -36,11 +40,12 @@ func (r *rig) indexTables() (paths []string) {
 	return paths
 }
 
-// A damaged table of an index is found and the index built anew also if nobody
-// asks for a key. Until then Pebble would try to read it again without a pause.
-func TestDamagedTableOfAnIdleIndex(t *testing.T) {
-	r := newRig(t)
-	want := fill(t, r.open(), "k", 40)
+// damagedTable is a rig at rest whose index has a table that cannot be read; its
+// position is in another one. It gives the records, and the table's file.
+func damagedTable(t *testing.T) (r *rig, want map[string]string, table string) {
+	t.Helper()
+	r = newRig(t)
+	want = fill(t, r.open(), "k", 40)
 	r.stop()
 	for range 10 { // until the position is in a table of its own
 		put(t, r.open(), "last", "v")
@@ -49,19 +54,59 @@ func TestDamagedTableOfAnIdleIndex(t *testing.T) {
 			break
 		}
 	}
-	older := r.indexTables()
-	if older = older[:len(older)-1]; len(older) == 0 {
+	tables := r.indexTables()
+	if len(tables) == 1 {
 		t.Fatal("there is only one table")
 	}
-	for _, path := range older {
-		r.overwrite(path, bytes.Repeat([]byte{'x'}, len(readAll(t, r.fs, path))))
-	}
-	p := r.start()
-	t.Cleanup(r.stop)
-	eventually(t, "index built anew", func() bool { return testutil.ToFloat64(r.metrics.Rebuilds) == 1 })
-	eventually(t, "ready", func() bool { ready, _, _ := p.State(); return ready })
-	verify(t, p, want, nil)
+	table = tables[0]
+	r.overwrite(table, bytes.Repeat([]byte{'x'}, len(readAll(t, r.fs, table))))
+	return r, want, table
+}
+
+// builtAnew waits until the index was built anew and looks everything up.
+func (r *rig) builtAnew(want map[string]string) {
+	r.t.Helper()
+	eventually(r.t, "index built anew", func() bool { return testutil.ToFloat64(r.metrics.Rebuilds) == 1 })
+	eventually(r.t, "ready", func() bool { ready, _, damaged := r.p.State(); return ready && damaged == nil })
+	verify(r.t, r.p, want, nil)
 	if n := testutil.ToFloat64(r.metrics.Corruptions.WithLabelValues("local", "index")); n != 1 {
-		t.Errorf("damage was counted %v times", n)
+		r.t.Errorf("damage was counted %v times", n)
 	}
+}
+
+// A damaged table of an index is found and the index built anew also if nobody
+// asks for a key. Until then Pebble would try to read it again without a pause.
+func TestDamagedTableOfAnIdleIndex(t *testing.T) {
+	r, want, _ := damagedTable(t)
+	r.start()
+	t.Cleanup(r.stop)
+	r.builtAnew(want)
+}
+
+// The same if the index fails before it has caught up.
+func TestDamagedTableWhileCatchingUp(t *testing.T) {
+	r, want, table := damagedTable(t)
+	found := make(chan struct{})
+	var opened atomic.Int32
+	r.fs = errorfs.Wrap(r.fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		// The second time, the first has failed.
+		if op.Kind == errorfs.OpOpen && op.Path == table && opened.Add(1) == 2 {
+			close(found)
+		}
+		return nil
+	}))
+	start := semaphore.NewWeighted(1)
+	r.options = func(o *Options) { o.Start = start }
+	if err := start.Acquire(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	t.Cleanup(r.stop)
+	select {
+	case <-found:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("the table is read %d times: %s, %v", opened.Load(), table, r.indexTables())
+	}
+	start.Release(1)
+	r.builtAnew(want)
 }

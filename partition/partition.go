@@ -376,5 +376,8 @@ func isCorrupt(err error) bool { return errors.Is(err, record.ErrCorrupt) }
 
 // isDamaged reports whether err is damage of the partition's own, which repeating
 // does not mend. What keeps the bucket as a whole from being used is not, whatever
-// the reason.
-func isDamaged(err error) bool { return isCorrupt(err) && !unavailable(err) }
+// the reason; neither is an index that fails while it catches up, which is built
+// anew.
+func isDamaged(err error) bool {
+	return isCorrupt(err) && !unavailable(err) && !errors.Is(err, index.ErrFailed)
+}
