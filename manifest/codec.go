@@ -15,8 +15,13 @@ import (
 // MaxBytes bounds an encoded manifest. It has room for some 250,000 segments.
 const MaxBytes = 64 << 20
 
-// formatVersion is the only version there is.
-const formatVersion = 1
+const (
+	// formatVersion is the version that is written.
+	formatVersion = 2
+	// oldVersion has neither offsets nor epochs of its own: they follow from its
+	// segments, because nothing was ever removed under it.
+	oldVersion = 1
+)
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -31,7 +36,9 @@ type envelope struct {
 // Encode returns the bytes to store. It fails with ErrInvalid for a manifest
 // that Decode would refuse.
 func Encode(m *Manifest) ([]byte, error) {
-	if err := m.validateHead(); err != nil {
+	doc := *m
+	doc.NextOffset = m.Next()
+	if err := doc.validateHead(); err != nil {
 		return nil, err
 	}
 	next := int64(0)
@@ -41,10 +48,12 @@ func Encode(m *Manifest) ([]byte, error) {
 		}
 		next = m.Segments[i].LastOffset + 1
 	}
-	doc := *m
-	if doc.Segments == nil {
-		doc.Segments = []Segment{}
+	if err := doc.validateLists(); err != nil {
+		return nil, err
 	}
+	doc.Segments = notNil(doc.Segments)
+	doc.LeaderEpochs = notNil(doc.LeaderEpochs)
+	doc.Removed = notNil(doc.Removed)
 	inner, err := json.Marshal(&doc)
 	if err != nil {
 		return nil, fmt.Errorf("encode manifest: %w", err)
@@ -56,6 +65,13 @@ func Encode(m *Manifest) ([]byte, error) {
 		return nil, fmt.Errorf("%w: %d bytes encoded, at most %d", ErrInvalid, len(out), MaxBytes)
 	}
 	return out, nil
+}
+
+func notNil[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
 }
 
 // Decode reads what Encode wrote. Anything else is a record.CorruptError that
@@ -79,8 +95,8 @@ func decode(data []byte) (*Manifest, error) {
 	if err := unmarshalStrict(data, &env); err != nil {
 		return nil, fmt.Errorf("manifest envelope: %w", err)
 	}
-	if env.Version != formatVersion {
-		return nil, fmt.Errorf("manifest has version %d, this program knows %d", env.Version, formatVersion)
+	if env.Version != formatVersion && env.Version != oldVersion {
+		return nil, fmt.Errorf("manifest has version %d, this program knows %d and %d", env.Version, oldVersion, formatVersion)
 	}
 	want, err := strconv.ParseUint(env.CRC32C, 16, 32)
 	if err != nil || len(env.CRC32C) != 8 {
@@ -98,10 +114,32 @@ func decode(data []byte) (*Manifest, error) {
 	}
 	m := Manifest(doc.plain)
 	m.Segments = doc.Segments
+	if env.Version == oldVersion {
+		if m, err = m.upgraded(); err != nil {
+			return nil, err
+		}
+	}
 	if err := m.validateHead(); err != nil {
 		return nil, err
 	}
-	return &m, nil
+	return &m, m.validateLists()
+}
+
+// upgraded fills in what version 1 does not say. How many of a segment's records
+// are tombstones is not known, so all may be; and its newest record stands in for
+// the time of its upload.
+func (m Manifest) upgraded() (Manifest, error) {
+	bare := m
+	bare.Segments = nil
+	for _, s := range m.Segments {
+		s.Tombstones, s.CreatedAt = s.Records, max(0, s.MaxTimestamp)
+		with, err := bare.With(s)
+		if err != nil {
+			return m, err
+		}
+		bare = *with
+	}
+	return bare, nil
 }
 
 // document decodes a Manifest with its segments read one by one. The outer

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sort"
 )
 
@@ -22,9 +21,28 @@ type Segment struct {
 	Size         int64  `json:"size"`               // of the .log object
 	IndexSize    int64  `json:"index_size"`         // of the .index object
 	TableBytes   int64  `json:"table_bytes"`        // of the chunk table at the front of the .index object
-	Records      int64  `json:"records"`            // data records in the segment
+	Records      int64  `json:"records"`            // data records in the segment, tombstones included
+	Tombstones   int64  `json:"tombstones"`         // those among them without a value
 	MaxTimestamp int64  `json:"max_timestamp"`      // largest record timestamp, Unix milliseconds
-	Epoch        int64  `json:"epoch"`              // in which its records were written
+	CreatedAt    int64  `json:"created_at"`         // when its newest part was uploaded first, by the writer's clock, Unix milliseconds
+	Epoch        int64  `json:"epoch"`              // in which its last records were written
+}
+
+// EpochStart says that records from an offset on, up to the next entry's, were
+// written in an epoch. Compaction does not touch the list, so the epoch of a
+// record stays what it was, whatever segment holds it.
+type EpochStart struct {
+	Epoch       int64 `json:"epoch"`
+	StartOffset int64 `json:"start_offset,string"` // Kafka offset
+}
+
+// Removed is a segment that no reader of this manifest needs any more. Readers of
+// an older one may, so its objects stay for a while.
+type Removed struct {
+	BaseOffset int64  `json:"base_offset,string"`
+	UploadID   string `json:"upload_id"`
+	Size       int64  `json:"size"`       // of both objects, bytes
+	RemovedAt  int64  `json:"removed_at"` // by the writer's clock, Unix milliseconds
 }
 
 // Manifest is the list of a partition's remote segments in offset order.
@@ -48,7 +66,18 @@ type Manifest struct {
 	Session    string `json:"session"`
 	Commit     int64  `json:"commit"`
 
-	Segments []Segment `json:"segments"`
+	// StartOffset is where retention has the partition begin: nothing below is
+	// retained in either tier. Offsets below NextOffset have been given to the
+	// bucket; those that no segment answers for have nothing that is alive.
+	StartOffset int64 `json:"start_offset,string"`
+	NextOffset  int64 `json:"next_offset,string"`
+	// DeleteHorizon is above every tombstone that compaction has removed for good.
+	// An index whose position is below it may have missed a deletion.
+	DeleteHorizon int64 `json:"delete_horizon,string"`
+
+	LeaderEpochs []EpochStart `json:"leader_epochs"`
+	Segments     []Segment    `json:"segments"`
+	Removed      []Removed    `json:"removed"`
 }
 
 // Known reports whether this is a manifest that was read or written, as
@@ -77,38 +106,22 @@ func (m *Manifest) Start() int64 {
 	return m.Segments[0].BaseOffset
 }
 
-// Next is the offset after the last one any segment answers for (exclusive);
-// 0 with no segment.
+// Next is the offset up to which the bucket has the partition (exclusive): what is
+// appended next goes there.
 func (m *Manifest) Next() int64 {
-	if len(m.Segments) == 0 {
-		return 0
+	if n := len(m.Segments); n > 0 {
+		return max(m.NextOffset, m.Segments[n-1].LastOffset+1)
 	}
-	return m.Segments[len(m.Segments)-1].LastOffset + 1
+	return m.NextOffset
 }
 
-// With returns a manifest that also has the given segments, each at or after
-// the end of what is there. A segment that is in the manifest already, field
-// by field, is left as it is, so that a repeated commit adds nothing; when
-// that is true of all, m itself is returned. Anything else that overlaps is
-// ErrInvalid.
-func (m *Manifest) With(segs ...Segment) (*Manifest, error) {
-	out := *m
-	out.Segments = slices.Clone(m.Segments)
-	added := false
-	for _, s := range segs {
-		if i, ok := m.Find(s.BaseOffset); ok && m.Segments[i] == s {
-			continue
-		}
-		if err := s.validate(out.Next()); err != nil {
-			return nil, err
-		}
-		out.Segments = append(out.Segments, s)
-		added = true
+// EpochAt is the epoch in which the record at an offset below Next was written.
+func (m *Manifest) EpochAt(offset int64) int64 {
+	i := sort.Search(len(m.LeaderEpochs), func(i int) bool { return m.LeaderEpochs[i].StartOffset > offset })
+	if i == 0 {
+		return 0
 	}
-	if !added {
-		return m, nil
-	}
-	return &out, nil
+	return m.LeaderEpochs[i-1].Epoch
 }
 
 // validate checks one segment against the end of those before it.
@@ -122,8 +135,10 @@ func (s *Segment) validate(next int64) error {
 		return fmt.Errorf("%w: segment at %d has upload id %.80q", ErrInvalid, s.BaseOffset, s.UploadID)
 	case s.Size <= 0 || s.TableBytes <= 0 || s.IndexSize < s.TableBytes:
 		return fmt.Errorf("%w: segment at %d has sizes %d, %d, %d", ErrInvalid, s.BaseOffset, s.Size, s.IndexSize, s.TableBytes)
-	case s.Records < 0:
-		return fmt.Errorf("%w: segment at %d has %d records", ErrInvalid, s.BaseOffset, s.Records)
+	case s.Records < 0 || s.Tombstones < 0 || s.Tombstones > s.Records:
+		return fmt.Errorf("%w: segment at %d has %d records and %d tombstones", ErrInvalid, s.BaseOffset, s.Records, s.Tombstones)
+	case s.CreatedAt < 0:
+		return fmt.Errorf("%w: segment at %d was created at %d", ErrInvalid, s.BaseOffset, s.CreatedAt)
 	case s.Epoch < 0 || s.Epoch > maxEpoch:
 		return fmt.Errorf("%w: segment at %d has epoch %d", ErrInvalid, s.BaseOffset, s.Epoch)
 	}
@@ -133,7 +148,7 @@ func (s *Segment) validate(next int64) error {
 // maxEpoch is the largest epoch: it must fit a batch's leader epoch.
 const maxEpoch = math.MaxInt32
 
-// validateHead checks everything but the segments.
+// validateHead checks everything but the lists.
 func (m *Manifest) validateHead() error {
 	switch {
 	case !isName(m.Topic, 249):
@@ -146,8 +161,32 @@ func (m *Manifest) validateHead() error {
 		return fmt.Errorf("%w: epoch %d", ErrInvalid, m.Epoch)
 	case !isName(m.Writer, 128):
 		return fmt.Errorf("%w: writer %.160q", ErrInvalid, m.Writer)
+	case m.StartOffset < 0 || m.DeleteHorizon < 0 || m.NextOffset < max(m.StartOffset, m.DeleteHorizon) || m.NextOffset == math.MaxInt64:
+		return fmt.Errorf("%w: offsets from %d to %d, tombstones removed below %d", ErrInvalid, m.StartOffset, m.NextOffset, m.DeleteHorizon)
 	case !isName(m.Session, 64) || m.Commit < 1 || m.Generation < 1:
 		return fmt.Errorf("%w: generation %d by commit %d of session %.80q", ErrInvalid, m.Generation, m.Commit, m.Session)
+	}
+	return nil
+}
+
+// validateLists checks the lists against the head. The segments have been checked
+// one by one.
+func (m *Manifest) validateLists() error {
+	if n := len(m.Segments); n > 0 && (m.Segments[0].BaseOffset < m.StartOffset || m.Segments[n-1].LastOffset >= m.NextOffset) {
+		return fmt.Errorf("%w: segments at offsets %d to %d of a partition of offsets %d to %d", ErrInvalid,
+			m.Segments[0].BaseOffset, m.Segments[n-1].LastOffset, m.StartOffset, m.NextOffset)
+	}
+	next := int64(0)
+	for _, e := range m.LeaderEpochs {
+		if e.StartOffset < next || e.StartOffset >= m.NextOffset || e.Epoch < 0 || e.Epoch > maxEpoch {
+			return fmt.Errorf("%w: epoch %d from offset %d on", ErrInvalid, e.Epoch, e.StartOffset)
+		}
+		next = e.StartOffset + 1
+	}
+	for _, r := range m.Removed {
+		if r.BaseOffset < 0 || !isName(r.UploadID, 64) || r.Size < 0 || r.RemovedAt < 0 {
+			return fmt.Errorf("%w: removed segment at %d with upload id %.80q", ErrInvalid, r.BaseOffset, r.UploadID)
+		}
 	}
 	return nil
 }
