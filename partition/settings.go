@@ -39,6 +39,19 @@ type Settings struct {
 	MaxRecordBytes   int64         // key, value and headers, uncompressed
 	Codec            record.Codec  // of batches written here
 	ChunkBytes       int64         // target of one remote chunk
+
+	// RemoteCodec compresses the batches of segments in the bucket, after small ones
+	// were merged into larger ones if RemoteMerge is set; else they go as they are.
+	RemoteCodec record.Codec
+	RemoteMerge bool
+
+	DirtyRatio      float64       // compact once this share of what could be dropped is reached, 0 … 1
+	CompactionLag   time.Duration // nothing is compacted away that was sealed less long ago
+	DeleteRetention time.Duration // tombstones stay at least this long
+	RetentionBytes  int64         // over both tiers; negative: no limit
+	RetentionAge    time.Duration // since a segment was sealed; negative: no limit
+	GCGrace         time.Duration // how long replaced objects stay in the bucket
+	ReplicaInterval time.Duration // how often a read replica asks for the manifest
 }
 
 // Options are what Open needs; all but Bucket, Space and Start are required.
@@ -53,6 +66,9 @@ type Options struct {
 	// New says that the topic was created a moment ago, so the bucket cannot
 	// hold anything of it and need not be asked.
 	New bool
+	// Replica says that this node only reads the partition from the bucket, where
+	// another one writes it: there is no local log.
+	Replica bool
 
 	Bucket      objstore.Bucket // nil: no store
 	Conditional bool            // the store honours If-Match and If-None-Match
