@@ -50,6 +50,19 @@ func AppendBatch(dst []byte, o BatchOptions, recs []Record) ([]byte, error) {
 		out = appendRecord(out, r, r.Timestamp-baseTime, r.Offset-o.BaseOffset)
 	}
 
+	return finishBatch(out, start, o, batchTail{last: last, baseTime: baseTime, maxTime: maxTime, records: len(recs)}), nil
+}
+
+// batchTail is what a header says about the records behind it.
+type batchTail struct {
+	last              int64 // offset
+	baseTime, maxTime int64
+	records           int
+}
+
+// finishBatch compresses the plain records that stand in out behind the room for
+// the header at start, if that makes them smaller, and writes the header.
+func finishBatch(out []byte, start int, o BatchOptions, t batchTail) []byte {
 	attrs := uint16(0)
 	if o.Control {
 		attrs |= attrControl
@@ -68,15 +81,15 @@ func AppendBatch(dst []byte, o BatchOptions, recs []Record) ([]byte, error) {
 	be.PutUint32(b[posLeaderEpoch:], uint32(o.LeaderEpoch))
 	b[posMagic] = magic
 	be.PutUint16(b[posAttributes:], attrs)
-	be.PutUint32(b[posLastOffsetDelta:], uint32(last-o.BaseOffset))
-	be.PutUint64(b[posBaseTimestamp:], uint64(baseTime))
-	be.PutUint64(b[posMaxTimestamp:], uint64(maxTime))
+	be.PutUint32(b[posLastOffsetDelta:], uint32(t.last-o.BaseOffset))
+	be.PutUint64(b[posBaseTimestamp:], uint64(t.baseTime))
+	be.PutUint64(b[posMaxTimestamp:], uint64(t.maxTime))
 	be.PutUint64(b[posProducerID:], math.MaxUint64) // -1: no idempotent producer
 	be.PutUint16(b[posProducerEpoch:], math.MaxUint16)
 	be.PutUint32(b[posBaseSequence:], math.MaxUint32)
-	be.PutUint32(b[posNumRecords:], uint32(len(recs)))
+	be.PutUint32(b[posNumRecords:], uint32(t.records))
 	be.PutUint32(b[posCRC:], crc32.Checksum(b[posAttributes:], castagnoli))
-	return out, nil
+	return out
 }
 
 // checkOffsets returns the batch's last offset.
@@ -88,8 +101,8 @@ func checkOffsets(o BatchOptions, recs []Record) (int64, error) {
 		}
 		last = recs[len(recs)-1].Offset
 	}
-	if o.BaseOffset < 0 || last < o.BaseOffset || last == math.MaxInt64 || last-o.BaseOffset > math.MaxInt32 {
-		return 0, fmt.Errorf("%w: offsets %d to %d", ErrInvalid, o.BaseOffset, last)
+	if err := checkRange(o.BaseOffset, last); err != nil {
+		return 0, err
 	}
 	next := o.BaseOffset
 	for i := range recs {
@@ -99,6 +112,14 @@ func checkOffsets(o BatchOptions, recs []Record) (int64, error) {
 		next = recs[i].Offset + 1
 	}
 	return last, nil
+}
+
+// checkRange says whether one batch can cover the offsets from base to last.
+func checkRange(base, last int64) error {
+	if base < 0 || last < base || last == math.MaxInt64 || last-base > math.MaxInt32 {
+		return fmt.Errorf("%w: offsets %d to %d", ErrInvalid, base, last)
+	}
+	return nil
 }
 
 // plainSize is the size of the uncompressed batch in bytes.
