@@ -69,7 +69,7 @@ type Options struct {
 	Store     Store
 	Object    string // name of the manifest in errors and logs
 	FS        vfs.FS
-	Path      string // of the local copy; its directory must exist
+	Path      string // of the local copy; its directory must exist. A follower adds to the name
 	Topic     string
 	TopicID   string
 	Partition int32
@@ -96,36 +96,50 @@ type Handle struct {
 	// which this disk is known to have had the partition.
 	diskEpoch int64
 	etag      string
-	unsaved   bool // current is newer than the local copy
+	unsaved   bool   // current is newer than the local copy
+	proof     string // path of the local copy that has the latest of what is on the disk
+
+	// What Follow met last: nothing is known of it while the ETag is empty.
+	seen struct {
+		etag    string
+		verdict error // why it was not made current
+	}
 }
 
-// Open reads the local copy and asks no one else. When there is none, or it
-// cannot be read, is damaged or belongs to another partition, the manifest is
-// unknown until Claim has read the bucket.
+// Open reads the local copies, of which the later counts, and asks no one else.
+// When there is none, or it cannot be read, is damaged or belongs to another
+// partition, the manifest is unknown until Claim or Follow has read the bucket.
 func Open(o Options) *Handle {
-	h := &Handle{o: o, turn: make(chan struct{}, 1)}
+	h := &Handle{o: o, turn: make(chan struct{}, 1), proof: o.Path}
 	h.current.Store(h.empty())
-	m, err := h.readLocal()
-	switch {
-	case err == nil:
+	if m := h.readLocal(o.Path); m != nil {
 		h.current.Store(m)
 		h.diskEpoch = m.Epoch
-	case !errors.Is(err, os.ErrNotExist):
-		o.Logger.Warn("local manifest not usable, it will be read from the bucket", "path", o.Path, "err", err)
+	}
+	if m := h.readLocal(o.Path + followedSuffix); m != nil && continues(h.Current(), m) == nil {
+		h.current.Store(m)
+		h.proof = o.Path + followedSuffix
 	}
 	return h
 }
 
-func (h *Handle) readLocal() (*Manifest, error) {
-	data, err := ReadFile(h.o.FS, h.o.Path, MaxBytes)
-	if err != nil {
-		return nil, err
+// readLocal returns a local copy, nil if there is none that can be used.
+func (h *Handle) readLocal(path string) *Manifest {
+	data, err := ReadFile(h.o.FS, path, MaxBytes)
+	var m *Manifest
+	if err == nil {
+		m, err = Decode(path, data)
 	}
-	m, err := Decode(h.o.Path, data)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = h.checkIdentity(m)
 	}
-	return m, h.checkIdentity(m)
+	switch {
+	case err == nil:
+		return m
+	case !errors.Is(err, os.ErrNotExist):
+		h.o.Logger.Warn("local manifest not usable, it will be read from the bucket", "path", path, "err", err)
+	}
+	return nil
 }
 
 func (h *Handle) empty() *Manifest {
@@ -236,7 +250,7 @@ func (h *Handle) Commit(ctx context.Context, edit func(*Manifest) (*Manifest, er
 			return err
 		}
 		if edited == cur {
-			return h.save()
+			return h.save(h.o.Path)
 		}
 		next := *edited
 		next.Epoch, next.Writer, next.Session = h.epoch, h.o.Writer, h.session
@@ -360,11 +374,11 @@ func (h *Handle) replace(ctx context.Context, m *Manifest, etag string) (string,
 func (h *Handle) install(m *Manifest, etag string) error {
 	h.current.Store(m)
 	h.etag, h.unsaved = etag, true
-	return h.save()
+	return h.save(h.o.Path)
 }
 
-// save writes the local copy unless it is up to date.
-func (h *Handle) save() error {
+// save writes a local copy unless it is up to date.
+func (h *Handle) save(path string) error {
 	if !h.unsaved {
 		return nil
 	}
@@ -372,10 +386,10 @@ func (h *Handle) save() error {
 	if err != nil {
 		return err
 	}
-	if err := WriteFile(h.o.FS, h.o.Path, data); err != nil {
+	if err := WriteFile(h.o.FS, path, data); err != nil {
 		return fmt.Errorf("local copy of manifest: %w", err)
 	}
-	h.unsaved = false
+	h.unsaved, h.proof = false, path
 	return nil
 }
 
@@ -401,7 +415,7 @@ func (h *Handle) checkNotOlder(m *Manifest) error {
 		have = fmt.Sprintf("generation %d", m.Generation)
 	}
 	return record.Corrupt(h.o.Object, 0, fmt.Errorf("bucket has %s, the local copy %s has generation %d; "+
-		"remove the copy to go on with what the bucket has", have, h.o.Path, cur.Generation))
+		"remove the copy to go on with what the bucket has", have, h.proof, cur.Generation))
 }
 
 // lock waits for the turn or for ctx.

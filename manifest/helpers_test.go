@@ -28,6 +28,7 @@ type memStore struct {
 	version  int
 	loads    int
 	replaces int
+	moved    int // bytes that loads have returned
 	failLoad error
 	// before runs ahead of the next Replace and may change the store.
 	before func(s *memStore)
@@ -56,15 +57,21 @@ func (s *memStore) Load(context.Context) ([]byte, string, error) {
 	if s.data == nil {
 		return nil, "", manifest.ErrAbsent
 	}
+	s.moved += len(s.data)
 	return append([]byte(nil), s.data...), s.etag(), nil
 }
 
 func (s *memStore) LoadIfChanged(ctx context.Context, etag string) ([]byte, string, error) {
-	data, now, err := s.Load(ctx)
-	if err == nil && now == etag {
+	s.mu.Lock()
+	same := s.failLoad == nil && s.data != nil && s.etag() == etag
+	if same {
+		s.loads++
+	}
+	s.mu.Unlock()
+	if same {
 		return nil, "", manifest.ErrUnchanged
 	}
-	return data, now, err
+	return s.Load(ctx)
 }
 
 func (s *memStore) Replace(_ context.Context, data []byte, etag string) (string, error) {
@@ -134,6 +141,12 @@ func claimed(t testing.TB, s *memStore, writer string) *manifest.Handle {
 func segment(base, last int64, id string) manifest.Segment {
 	return manifest.Segment{BaseOffset: base, LastOffset: last, UploadID: id, Size: 100, IndexSize: 80,
 		TableBytes: 60, Records: last - base + 1, MaxTimestamp: 1_700_000_000_000, Epoch: 1}
+}
+
+func epochSegment(base, last int64, id string, epoch int64) manifest.Segment {
+	s := segment(base, last, id)
+	s.Epoch = epoch
+	return s
 }
 
 func adding(segs ...manifest.Segment) func(*manifest.Manifest) (*manifest.Manifest, error) {
