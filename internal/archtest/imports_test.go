@@ -15,8 +15,8 @@ import (
 // each other. A component is a folder with all that is below it.
 var layers = [][]string{
 	{"record", "partitioner", "config", "fsync"},
-	{"recordjson", "objstore", "index", "locallog", "cache", "manifest"},
-	{"tiered"},
+	{"recordjson", "objstore", "rewrite", "index", "cache", "manifest"},
+	{"locallog", "tiered"},
 	{"partition"},
 	{"catalog"},
 	{"check", "gateway"},
@@ -28,6 +28,10 @@ var layers = [][]string{
 var never = map[string][]string{
 	"tiered": {"locallog", "index"},
 	"record": {"partitioner", "config", "fsync"},
+	// Bytes in, bytes out: where they come from is not its business.
+	"rewrite": {"partitioner", "config", "fsync"},
+	// The local tier knows nothing of the bucket, nor of the index.
+	"locallog": {"recordjson", "objstore", "index", "cache", "manifest"},
 }
 
 // testSupport are packages for tests only; any test may import them.
@@ -153,6 +157,11 @@ func TestJudge(t *testing.T) {
 		{"tiered", "index", false, false},
 		{"index", "locallog", false, false},
 		{"index", "locallog", true, false},
+		{"locallog", "rewrite", false, true},
+		{"tiered", "rewrite", false, true},
+		{"tiered", "locallog", false, false},
+		{"locallog", "manifest", false, false},
+		{"rewrite", "fsync", false, false},
 		{"record", "partitioner", false, false},
 		{"gateway", "check", false, false},
 		{"catalog", "objstore/s3aws", false, false},
