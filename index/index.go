@@ -189,9 +189,13 @@ func (x *Index) Get(key []byte) (offset int64, ok bool, err error) {
 		return 0, false, ErrClosed
 	}
 	defer x.gate.leave()
+	return x.get(x.db, key)
+}
+
+func (x *Index) get(r pebble.Reader, key []byte) (offset int64, ok bool, err error) {
 	buf := keyBuffers.Get().(*[]byte)
 	*buf = append(append((*buf)[:0], entryPrefix), key...)
-	value, closer, err := x.db.Get(*buf)
+	value, closer, err := r.Get(*buf)
 	keyBuffers.Put(buf)
 	if err != nil {
 		if errors.Is(err, pebble.ErrNotFound) {
@@ -212,12 +216,22 @@ func (x *Index) Get(key []byte) (offset int64, ok bool, err error) {
 // Scan calls fn for each entry in the order of the keys' bytes, as of the moment
 // it begins, until fn returns an error, which it returns. The key is valid during
 // the call only. fn may use the index, but for Close.
-func (x *Index) Scan(fn func(key []byte, offset int64) error) (err error) {
+func (x *Index) Scan(fn func(key []byte, offset int64) error) error {
 	if !x.gate.enter() {
 		return ErrClosed
 	}
 	defer x.gate.leave()
-	it, err := x.db.NewIter(&pebble.IterOptions{LowerBound: []byte{entryPrefix}})
+	return x.scan(x.db, func() error {
+		if x.gate.closing() {
+			return ErrClosed
+		}
+		return nil
+	}, fn)
+}
+
+// scan asks stop before each entry whether to go on.
+func (x *Index) scan(r pebble.Reader, stop func() error, fn func(key []byte, offset int64) error) (err error) {
+	it, err := r.NewIter(&pebble.IterOptions{LowerBound: []byte{entryPrefix}})
 	if err != nil {
 		return x.readError(err)
 	}
@@ -227,8 +241,8 @@ func (x *Index) Scan(fn func(key []byte, offset int64) error) (err error) {
 		}
 	}()
 	for valid := it.First(); valid; valid = it.Next() {
-		if x.gate.closing() {
-			return ErrClosed
+		if err := stop(); err != nil {
+			return err
 		}
 		value, err := it.ValueAndErr()
 		if err != nil {
@@ -274,7 +288,8 @@ func (x *Index) Err() error { return x.failure.err() }
 func (x *Index) Failed() <-chan struct{} { return x.failure.failed }
 
 // Close makes everything durable, unless the index has failed, and closes it. It
-// waits for the calls that are under way. Later calls return the same result.
+// waits for the calls that are under way, and for open snapshots, whose reads fail
+// from then on. Later calls return the same result.
 func (x *Index) Close() error {
 	x.closing.Do(func() {
 		x.gate.close()
