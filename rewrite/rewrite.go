@@ -163,48 +163,42 @@ func (w *Writer) reach(h record.BatchHeader, base int64) error {
 	return nil
 }
 
-// pass gives a batch on as it is.
+// pass gives a batch on as it is. Its records are looked at all the same, for
+// Stats and because whoever reads the output will.
 func (w *Writer) pass(batch []byte, base int64) error {
-	h, err := record.Verify(batch)
-	if err != nil {
+	if err := w.in.Reset(batch, MaxUncompressed); err != nil {
 		return w.corrupt(err)
 	}
+	h := w.in.Header()
 	if err := w.reach(h, base); err != nil {
 		return err
 	}
 	if err := w.finish(base); err != nil {
 		return err
 	}
-	w.out = append(w.out[:0], batch...)
-	record.SetBaseOffset(w.out, base)
-	if !h.IsControl() {
-		w.stats.RecordsIn += int64(h.NumRecords)
-		w.stats.RecordsOut += int64(h.NumRecords)
-		if err := w.count(batch); err != nil {
-			return err
+	for w.in.Next() {
+		if !h.IsControl() {
+			w.stats.RecordsIn++
+			w.count(w.in.Record())
 		}
 	}
+	if err := w.in.Err(); err != nil {
+		return w.corrupt(err)
+	}
+	w.out = append(w.out[:0], batch...)
+	record.SetBaseOffset(w.out, base)
 	w.next = base + int64(h.LastOffsetDelta) + 1
 	w.from = w.next
 	return w.emit(base)
 }
 
-// count looks into a batch that is given on for what Stats say about its records.
-func (w *Writer) count(batch []byte) error {
-	if err := w.in.Reset(batch, MaxUncompressed); err != nil {
-		return w.corrupt(err)
+// count counts a record that stays.
+func (w *Writer) count(v *record.View) {
+	w.stats.RecordsOut++
+	if v.Value == nil {
+		w.stats.Tombstones++
 	}
-	for w.in.Next() {
-		v := w.in.Record()
-		if v.Value == nil {
-			w.stats.Tombstones++
-		}
-		w.stats.MaxTimestamp = max(w.stats.MaxTimestamp, v.Timestamp)
-	}
-	if err := w.in.Err(); err != nil {
-		return w.corrupt(err)
-	}
-	return nil
+	w.stats.MaxTimestamp = max(w.stats.MaxTimestamp, v.Timestamp)
 }
 
 // add puts a record into the pending batch, or into a new one if it does not fit.
@@ -232,11 +226,7 @@ func (w *Writer) add(v *record.View, offset int64, codec record.Codec) error {
 		return err
 	}
 	w.last = offset
-	w.stats.RecordsOut++
-	if v.Value == nil {
-		w.stats.Tombstones++
-	}
-	w.stats.MaxTimestamp = max(w.stats.MaxTimestamp, v.Timestamp)
+	w.count(v)
 	return nil
 }
 
