@@ -15,6 +15,7 @@ const (
 	propCacheSize     = "cloud_storage_cache_size"
 	propChunkSize     = "cloud_storage_cache_chunk_size"
 	propGCGrace       = "cloud_storage_gc_grace_ms"
+	propReplicaPace   = "read_replica_refresh_ms"
 )
 
 // clusterTable holds every cluster property. All of them are live.
@@ -46,6 +47,10 @@ var clusterTable = table{
 	{
 		Name: propGCGrace, Kind: intKind, Unit: "ms", Default: "3600000", Min: 1000, Max: math.MaxInt64 / int64(time.Millisecond),
 		Doc: "How long an object that is no longer needed (of a deleted topic, or replaced) stays in the bucket. Not shorter than the lookup deadline, because a lookup may still be reading it.",
+	},
+	{
+		Name: propReplicaPace, Kind: intKind, Unit: "ms", Default: "1000", Min: 10, Max: 3_600_000,
+		Doc: "How often a read replica asks the bucket for what is new in a partition. Without effect elsewhere.",
 	},
 }
 
@@ -103,7 +108,7 @@ func (t table) schema(store bool) map[string]PropertySchema {
 			Type: p.Kind.String(), Unit: p.Unit, Default: p.typed(p.defaultValue(store)),
 			Unlimited: p.Unlimited, Values: p.Values, Description: p.Doc,
 		}
-		if p.Kind == intKind {
+		if p.Kind == intKind || p.Kind == ratioKind {
 			s.Minimum, s.Maximum = &p.Min, &p.Max
 		}
 		out[p.Name] = s

@@ -60,7 +60,7 @@ func (t table) markdown() string {
 		switch p.Kind {
 		case boolKind:
 			allowed = "`true`, `false`"
-		case intKind:
+		case intKind, ratioKind:
 			allowed = strings.TrimPrefix(strings.Replace(p.bounds(), p.unitSuffix(), "", 1), "from ")
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", p.Name, p.Kind, p.Unit, def, allowed, p.Doc)

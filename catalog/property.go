@@ -18,6 +18,8 @@ const (
 	boolKind kind = iota
 	// intKind is a whole number of the property's unit.
 	intKind
+	// ratioKind is a decimal number, written without an exponent.
+	ratioKind
 	// enumKind is one of the property's values.
 	enumKind
 	// listKind is a set of the property's values, written with commas.
@@ -26,7 +28,7 @@ const (
 
 // String returns the name that the schema route and the documentation use.
 func (k kind) String() string {
-	return [...]string{"bool", "integer", "string", "list"}[k]
+	return [...]string{"bool", "integer", "number", "string", "list"}[k]
 }
 
 // property describes one switch or setting. The two tables of them (cluster
@@ -43,7 +45,7 @@ type property struct {
 	// StoreDefault is the default where an object store is configured; empty:
 	// the same as Default.
 	StoreDefault string
-	// Min and Max bound an Int, both inclusive.
+	// Min and Max bound an Int or a Ratio, both inclusive.
 	Min, Max int64
 	// Unlimited permits -1 beside Min..Max.
 	Unlimited bool
@@ -69,6 +71,8 @@ func (p *property) canonical(v any) (string, error) {
 		return p.canonicalBool(v)
 	case intKind:
 		return p.canonicalInt(v)
+	case ratioKind:
+		return p.canonicalRatio(v)
 	case listKind:
 		return p.canonicalList(v)
 	default:
@@ -137,6 +141,39 @@ func wholeNumber(v any) (int64, bool) {
 	return 0, false
 }
 
+func (p *property) canonicalRatio(v any) (string, error) {
+	f, ok := decimalNumber(v)
+	if !ok || f < float64(p.Min) || f > float64(p.Max) { // NaN is no decimal number
+		return "", fmt.Errorf("must be a number %s", p.bounds())
+	}
+	// The sum takes the sign off a zero.
+	return strconv.FormatFloat(f+0, 'f', -1, 64), nil
+}
+
+// decimalNumber accepts decimal strings and the forms in which Go's JSON
+// decoders deliver a number.
+func decimalNumber(v any) (float64, bool) {
+	var s string
+	switch v := v.(type) {
+	case string:
+		s = strings.TrimSpace(v)
+	case json.Number:
+		s = v.String()
+	case float64:
+		return v, !math.IsNaN(v)
+	case int:
+		return float64(v), true
+	case int64:
+		return float64(v), true
+	}
+	// Go's parser also knows hexadecimal, underscores, infinity and NaN.
+	if strings.Trim(s, "0123456789.eE+-") != "" {
+		return 0, false
+	}
+	f, err := strconv.ParseFloat(s, 64)
+	return f, err == nil
+}
+
 func (p *property) canonicalList(v any) (string, error) {
 	var items []string
 	switch v := v.(type) {
@@ -165,7 +202,8 @@ func (p *property) canonicalList(v any) (string, error) {
 	return strings.Join(slices.Sorted(maps.Keys(set)), ","), nil
 }
 
-// bounds renders the permitted range of an Int for messages and documents.
+// bounds renders the permitted range of an Int or a Ratio for messages and
+// documents.
 func (p *property) bounds() string {
 	var s string
 	switch {
@@ -197,6 +235,9 @@ func (p *property) typed(canonical string) any {
 		// canonical came out of canonicalInt, so it is a number.
 		n, _ := strconv.ParseInt(canonical, 10, 64)
 		return n
+	case ratioKind:
+		f, _ := strconv.ParseFloat(canonical, 64) // likewise
+		return f
 	default:
 		return canonical
 	}
@@ -313,6 +354,12 @@ type view struct {
 func (v view) text(name string) string { return v.over.get(v.table.find(name), v.store) }
 
 func (v view) flag(name string) bool { return v.text(name) == "true" }
+
+func (v view) ratio(name string) float64 {
+	p := v.table.find(name)
+	f, _ := p.typed(v.over.get(p, v.store)).(float64)
+	return f
+}
 
 func (v view) number(name string) int64 {
 	p := v.table.find(name)

@@ -69,6 +69,26 @@ func TestCanonicalValues(t *testing.T) { // case 8-05
 		{topicTable, propCleanupPolicy, "compact,", ""},
 		{topicTable, propCleanupPolicy, "", ""},
 		{topicTable, propCleanupPolicy, true, ""},
+		{topicTable, propDirtyRatio, "0.5", "0.5"},
+		{topicTable, propDirtyRatio, ".50", "0.5"},
+		{topicTable, propDirtyRatio, 0.25, "0.25"},
+		{topicTable, propDirtyRatio, json.Number("5e-1"), "0.5"},
+		{topicTable, propDirtyRatio, 1, "1"},
+		{topicTable, propDirtyRatio, int64(0), "0"},
+		{topicTable, propDirtyRatio, "-0", "0"},
+		{topicTable, propDirtyRatio, "1.0000001", ""},
+		{topicTable, propDirtyRatio, "-0.1", ""},
+		{topicTable, propDirtyRatio, "0x1p-2", ""},
+		{topicTable, propDirtyRatio, "NaN", ""},
+		{topicTable, propDirtyRatio, math.NaN(), ""},
+		{topicTable, propDirtyRatio, "Inf", ""},
+		{topicTable, propDirtyRatio, "", ""},
+		{topicTable, propDirtyRatio, "half", ""},
+		{topicTable, propDirtyRatio, true, ""},
+		{topicTable, propRemoteCodec, "producer", "producer"},
+		{topicTable, propRemoteCodec, "uncompressed", ""},
+		{clusterTable, propReplicaPace, 9, ""},
+		{clusterTable, propReplicaPace, 10, "10"},
 		{topicTable, propPartitioner, "crc32", "crc32"},
 		{topicTable, propPartitioner, "random", ""},
 	}
@@ -99,7 +119,7 @@ func TestTablesAgreeWithThemselves(t *testing.T) {
 					t.Errorf("%s: its default %q is not canonical: %q, %v", p.Name, d, c, err)
 				}
 			}
-			if p.Kind != intKind && (p.Unit != "" || p.Unlimited || p.Min != 0 || p.Max != 0) {
+			if p.Kind != intKind && p.Kind != ratioKind && (p.Unit != "" || p.Unlimited || p.Min != 0 || p.Max != 0) {
 				t.Errorf("%s has bounds and is no number", p.Name)
 			}
 		}

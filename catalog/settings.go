@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"maps"
+	"strings"
 	"time"
 
 	"keyhole/partition"
@@ -21,6 +22,8 @@ type switches struct {
 	cacheBytes    int64
 	remoteReads   int64
 	lookupTimeout time.Duration
+	grace         time.Duration // before unneeded objects are deleted
+	replicaPace   time.Duration // of a read replica's looks at the bucket
 }
 
 func newSwitches(data *configData, store bool) *switches {
@@ -36,6 +39,8 @@ func newSwitches(data *configData, store bool) *switches {
 		cacheBytes:    v.number(propCacheSize),
 		remoteReads:   v.number(propRemoteReads),
 		lookupTimeout: millis(v.number(propLookupTimeout)),
+		grace:         millis(v.number(propGCGrace)),
+		replicaPace:   millis(v.number(propReplicaPace)),
 	}
 	for _, name := range featureNames {
 		s.features[name] = StateDisabled
@@ -78,12 +83,26 @@ func partitionSettings(c *topicConfig, sw *switches) partition.Settings {
 		MaxRecordBytes:   c.max,
 		Codec:            codecOf(v.text(propCompression)),
 		ChunkBytes:       sw.chunkBytes,
+		RemoteCodec:      codecOf(v.text(propRemoteCodec)),
+		RemoteMerge:      v.text(propRemoteCodec) != "producer",
+		DirtyRatio:       v.ratio(propDirtyRatio),
+		CompactionLag:    millis(v.number(propCompactionLag)),
+		DeleteRetention:  millis(v.number(propDeleteRetention)),
+		RetentionBytes:   -1,
+		RetentionAge:     -1,
+		GCGrace:          sw.grace,
+		ReplicaInterval:  sw.replicaPace,
+	}
+	// A limit may be kept from before the policy lost "delete".
+	if strings.Contains(v.text(propCleanupPolicy), "delete") {
+		s.RetentionBytes = v.number(propRetentionBytes)
+		s.RetentionAge = unlimitedMillis(v.number(propRetentionAge))
 	}
 	return s
 }
 
-// codecOf maps compression.type. What is written over HTTP arrives without
-// compression, so that is what "producer" keeps.
+// codecOf maps compression.type and its like. What is written over HTTP arrives
+// without compression, so that is what "producer" keeps.
 func codecOf(compression string) record.Codec {
 	switch compression {
 	case "gzip":

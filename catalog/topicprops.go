@@ -23,6 +23,8 @@ const (
 	propRetentionAge     = "retention.ms"
 	propDeleteRetention  = "delete.retention.ms"
 	propCompactionLag    = "min.compaction.lag.ms"
+	propDirtyRatio       = "min.cleanable.dirty.ratio"
+	propRemoteCodec      = "keyhole.remote.compression.type"
 	propPartitioner      = "keyhole.partitioner"
 	propKind             = "keyhole.kind"
 	propWindowSize       = "keyhole.window.size.ms"
@@ -81,19 +83,28 @@ var topicTable = table{
 	},
 	{
 		Name: propRetentionBytes, Kind: intKind, Unit: "bytes", Default: "-1", Min: 0, Max: math.MaxInt64, Unlimited: true,
-		Doc: "Size of a partition over both tiers beyond which its oldest segments are deleted; refused without `delete` in `cleanup.policy`. -1: no limit.",
+		Doc: "Size of a partition over both tiers beyond which its oldest segments are deleted, whole ones; refused without `delete` in `cleanup.policy`. -1: no limit.",
 	},
 	{
 		Name: propRetentionAge, Kind: intKind, Unit: "ms", Default: "-1", Min: 0, Max: maxMillis, Unlimited: true,
-		Doc: "Age beyond which segments are deleted; refused without `delete` in `cleanup.policy`. -1: no limit.",
+		Doc: "Age beyond which segments are deleted, counted from when a segment was sealed, whatever the timestamps of its records; refused without `delete` in `cleanup.policy`. -1: no limit.",
 	},
 	{
 		Name: propDeleteRetention, Kind: intKind, Unit: "ms", Default: "86400000", Min: 0, Max: maxMillis,
-		Doc: "How long a tombstone is kept, at least.",
+		Doc: "How long a tombstone that is the latest record of its key is kept, at least, counted from when its segment was sealed.",
 	},
 	{
 		Name: propCompactionLag, Kind: intKind, Unit: "ms", Default: "0", Min: 0, Max: maxMillis,
-		Doc: "How long a record is safe from compaction, at least.",
+		Doc: "How long a record is safe from compaction, at least, counted from when its segment was sealed.",
+	},
+	{
+		Name: propDirtyRatio, Kind: ratioKind, Default: "0.5", Min: 0, Max: 1,
+		Doc: "Share of what compaction could drop from which on a partition is compacted. 0: as soon as anything can be dropped.",
+	},
+	{
+		Name: propRemoteCodec, Kind: enumKind, Default: "zstd",
+		Values: []string{"producer", "none", "gzip", "snappy", "lz4", "zstd"},
+		Doc:    "Compression of the batches of segments in the bucket, after small ones were merged into batches of about a chunk. `producer`: batches go as they are, neither merged nor compressed anew. Applies to what is uploaded or compacted there from now on.",
 	},
 	{
 		Name: propPartitioner, Kind: enumKind, Default: "murmur2", Values: []string{"murmur2", "crc32", "fnv1a", "any"},
