@@ -306,7 +306,7 @@ func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
 	if next := p.tier.Snapshot().Next(); next < until {
 		return record.Corrupt(p.indexDir(), next, fmt.Errorf("the bucket ends at offset %d, the local log begins at %d", next, until))
 	}
-	err := p.tier.KeyRuns(ctx, from, func(key []byte, offset int64, tombstone bool) error {
+	err := p.tier.KeyRuns(ctx, from, nil, func(key []byte, offset int64, tombstone bool) error {
 		if tombstone {
 			b.Delete(key)
 		} else {

@@ -345,7 +345,7 @@ func TestUnknownManifestIsNotAnEmptyOne(t *testing.T) { // case 7-29
 		if _, _, err := again.read(t.Context(), 2); !errors.Is(err, ErrUnknown) {
 			t.Errorf("read: %v", err)
 		}
-		err := again.KeyRuns(t.Context(), 0, func([]byte, int64, bool) error { return nil })
+		err := again.KeyRuns(t.Context(), 0, nil, func([]byte, int64, bool) error { return nil })
 		if !errors.Is(err, ErrUnknown) {
 			t.Errorf("key runs: %v", err)
 		}

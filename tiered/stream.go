@@ -21,6 +21,7 @@ type stream struct {
 	pos    int64 // of the next byte to hand out
 	end    int64 // the object's size by the manifest
 	buf    []byte
+	ahead  [][]byte // pieces behind buf that were read already
 }
 
 // next hands out exactly n bytes, valid until the next call. Asking past the
@@ -40,11 +41,10 @@ func (s *stream) peek(n int64) ([]byte, error) {
 	if n > s.end-s.pos {
 		return nil, record.Corrupt(s.key, s.pos, fmt.Errorf("%d bytes expected, %d left", n, s.end-s.pos))
 	}
-	if have := int64(len(s.buf)); have < n {
-		from := s.pos + have
-		piece, err := s.bucket.ReadRange(s.ctx, s.key, from, min(max(pieceBytes, n-have), s.end-from))
+	for have := int64(len(s.buf)); have < n; have = int64(len(s.buf)) {
+		piece, err := s.piece(s.pos+have, n-have)
 		if err != nil {
-			return nil, damaged(s.key, from, s.end, err)
+			return nil, err
 		}
 		if have > 0 {
 			piece = append(append(make([]byte, 0, have+int64(len(piece))), s.buf...), piece...)
@@ -52,6 +52,37 @@ func (s *stream) peek(n int64) ([]byte, error) {
 		s.buf = piece
 	}
 	return s.buf[:n], nil
+}
+
+// piece returns the bytes from a position on: what was read ahead, or else at
+// least n of them.
+func (s *stream) piece(from, n int64) ([]byte, error) {
+	if len(s.ahead) > 0 {
+		piece := s.ahead[0]
+		s.ahead = s.ahead[1:]
+		return piece, nil
+	}
+	n = min(max(pieceBytes, n), s.end-from)
+	piece, err := s.bucket.ReadRange(s.ctx, s.key, from, n)
+	if err != nil {
+		return nil, damaged(s.key, from, s.end, err)
+	}
+	return piece, nil
+}
+
+// readAhead reads all that is left, piece by piece.
+func (s *stream) readAhead() error {
+	var pieces [][]byte
+	for at := s.pos + int64(len(s.buf)); at < s.end; {
+		piece, err := s.piece(at, 1)
+		if err != nil {
+			return err
+		}
+		pieces = append(pieces, piece)
+		at += int64(len(piece))
+	}
+	s.ahead = pieces
+	return nil
 }
 
 // batches reads a .log object front to back and calls fn with each batch, whose

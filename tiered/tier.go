@@ -58,6 +58,8 @@ type Tier struct {
 	prefix   string
 	manifest *manifest.Handle
 
+	runsAhead int64 // bytes; what tests have lower
+
 	closed     atomic.Bool  // set with mu held
 	lastCommit atomic.Int64 // Unix nanoseconds, 0: none yet
 
@@ -84,7 +86,10 @@ func Open(o Options) (*Tier, error) {
 	if err := makeDir(o.FS, o.Dir); err != nil {
 		return nil, fmt.Errorf("make directory of the remote tier: %w", err)
 	}
-	t := &Tier{o: o, prefix: Prefix(o.Topic, o.TopicID, o.Partition), turn: make(chan struct{}, 1), pending: make(map[int64]*pending)}
+	t := &Tier{
+		o: o, prefix: Prefix(o.Topic, o.TopicID, o.Partition), runsAhead: runsAhead,
+		turn: make(chan struct{}, 1), pending: make(map[int64]*pending),
+	}
 	t.life, t.end = context.WithCancel(context.Background())
 	t.manifest = manifest.Open(manifest.Options{
 		Store:       &bucketStore{bucket: o.Bucket, key: ManifestKey(t.prefix), conditional: o.Conditional},

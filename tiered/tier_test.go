@@ -45,7 +45,7 @@ func TestCloseEndsWhatRuns(t *testing.T) {
 			"claim":  func() error { _, err := n.Claim(t.Context(), false); return err }(),
 			"upload": func() error { _, err := n.Upload(t.Context(), nil); return err }(),
 			"read":   func() error { _, _, err := n.read(t.Context(), 0); return err }(),
-			"runs":   n.KeyRuns(t.Context(), 0, nil),
+			"runs":   n.KeyRuns(t.Context(), 0, nil, nil),
 			"raw":    func() error { _, err := n.RawManifest(t.Context()); return err }(),
 		} {
 			if !errors.Is(err, ErrClosed) {
