@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -149,7 +150,9 @@ func TestSnapshotIsOneCommit(t *testing.T) {
 	}
 }
 
-func TestCloseWaitsForSnapshots(t *testing.T) {
+func TestCloseWaitsForSnapshots(t *testing.T) { synctest.Test(t, testCloseWaitsForSnapshots) }
+
+func testCloseWaitsForSnapshots(t *testing.T) {
 	o := Options{FS: vfs.NewMem(), Shared: newShared(t)}
 	x := mustOpen(t, "/db", o)
 	want := map[string]int64{"a": 1, "b": 2}
@@ -160,9 +163,7 @@ func TestCloseWaitsForSnapshots(t *testing.T) {
 	err := s.Scan(func([]byte, int64) error {
 		seen++
 		go func() { closed <- x.Close() }()
-		for !x.gate.closing() {
-			runtime.Gosched()
-		}
+		synctest.Wait()
 		return nil
 	})
 	if seen != 1 || !errors.Is(err, ErrClosed) {
@@ -179,6 +180,7 @@ func TestCloseWaitsForSnapshots(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	synctest.Wait()
 	select {
 	case err := <-closed:
 		t.Fatalf("closed in spite of a snapshot: %v", err)
