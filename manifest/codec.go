@@ -12,7 +12,7 @@ import (
 	"keyhole/record"
 )
 
-// MaxBytes bounds an encoded manifest. It has room for some 250,000 segments.
+// MaxBytes bounds an encoded manifest. It has room for some 200,000 segments.
 const MaxBytes = 64 << 20
 
 const (
@@ -47,6 +47,18 @@ func Encode(m *Manifest) ([]byte, error) {
 			return nil, err
 		}
 		next = m.Segments[i].LastOffset + 1
+	}
+	epochs := int64(0)
+	for _, e := range m.LeaderEpochs {
+		if err := e.validate(epochs); err != nil {
+			return nil, err
+		}
+		epochs = e.StartOffset + 1
+	}
+	for _, r := range m.Removed {
+		if err := r.validate(); err != nil {
+			return nil, err
+		}
 	}
 	if err := doc.validateLists(); err != nil {
 		return nil, err
@@ -105,76 +117,172 @@ func decode(data []byte) (*Manifest, error) {
 	if got := crc32.Checksum(env.Manifest, castagnoli); got != uint32(want) {
 		return nil, fmt.Errorf("manifest has CRC-32C %08x, says %08x", got, want)
 	}
-	var doc document
-	if err := unmarshalStrict(env.Manifest, &doc); err != nil {
-		return nil, fmt.Errorf("manifest document: %w", err)
-	}
-	if doc.Segments == nil {
-		return nil, errors.New("manifest has no list of segments")
-	}
-	m := Manifest(doc.plain)
-	m.Segments = doc.Segments
+	read := decodeDocument
 	if env.Version == oldVersion {
-		if m, err = m.upgraded(); err != nil {
-			return nil, err
-		}
+		read = decodeOldDocument
+	}
+	m, err := read(env.Manifest)
+	if err != nil {
+		return nil, fmt.Errorf("manifest document: %w", err)
 	}
 	if err := m.validateHead(); err != nil {
 		return nil, err
 	}
-	return &m, m.validateLists()
+	if err := m.validateLists(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// document decodes a Manifest. The outer fields shadow the embedded ones: offsets
+// that are left out are told from zero, and lists are read one by one.
+type document struct {
+	plain
+	StartOffset   *int64      `json:"start_offset,string"`
+	NextOffset    *int64      `json:"next_offset,string"`
+	DeleteHorizon *int64      `json:"delete_horizon,string"`
+	LeaderEpochs  epochList   `json:"leader_epochs"`
+	Segments      segmentList `json:"segments"`
+	Removed       removedList `json:"removed"`
+}
+
+type plain Manifest
+
+func decodeDocument(data []byte) (*Manifest, error) {
+	var doc document
+	if err := unmarshalStrict(data, &doc); err != nil {
+		return nil, err
+	}
+	switch {
+	case doc.StartOffset == nil || doc.NextOffset == nil || doc.DeleteHorizon == nil:
+		return nil, errors.New("no offsets")
+	case doc.LeaderEpochs == nil || doc.Segments == nil || doc.Removed == nil:
+		return nil, errors.New("no list of epochs, segments or removed segments")
+	}
+	m := Manifest(doc.plain)
+	m.StartOffset, m.NextOffset, m.DeleteHorizon = *doc.StartOffset, *doc.NextOffset, *doc.DeleteHorizon
+	m.LeaderEpochs, m.Segments, m.Removed = doc.LeaderEpochs, doc.Segments, doc.Removed
+	return &m, nil
+}
+
+// oldDocument is the document of version 1.
+type oldDocument struct {
+	Topic      string         `json:"topic"`
+	TopicID    string         `json:"topic_id"`
+	Partition  int32          `json:"partition"`
+	Epoch      int64          `json:"epoch"`
+	Writer     string         `json:"writer"`
+	Generation int64          `json:"generation"`
+	Session    string         `json:"session"`
+	Commit     int64          `json:"commit"`
+	Segments   oldSegmentList `json:"segments"`
+}
+
+type oldSegment struct {
+	BaseOffset   int64  `json:"base_offset,string"`
+	LastOffset   int64  `json:"last_offset,string"`
+	UploadID     string `json:"upload_id"`
+	Size         int64  `json:"size"`
+	IndexSize    int64  `json:"index_size"`
+	TableBytes   int64  `json:"table_bytes"`
+	Records      int64  `json:"records"`
+	MaxTimestamp int64  `json:"max_timestamp"`
+	Epoch        int64  `json:"epoch"`
 }
 
 // upgraded fills in what version 1 does not say. How many of a segment's records
 // are tombstones is not known, so all may be; and its newest record stands in for
 // the time of its upload.
-func (m Manifest) upgraded() (Manifest, error) {
-	bare := m
-	bare.Segments = nil
-	for _, s := range m.Segments {
-		s.Tombstones, s.CreatedAt = s.Records, max(0, s.MaxTimestamp)
-		with, err := bare.With(s)
-		if err != nil {
-			return m, err
-		}
-		bare = *with
+func (s *oldSegment) upgraded() Segment {
+	return Segment{
+		BaseOffset: s.BaseOffset, LastOffset: s.LastOffset, UploadID: s.UploadID,
+		Size: s.Size, IndexSize: s.IndexSize, TableBytes: s.TableBytes,
+		Records: s.Records, Tombstones: s.Records,
+		MaxTimestamp: s.MaxTimestamp, CreatedAt: max(0, s.MaxTimestamp), Epoch: s.Epoch,
 	}
-	return bare, nil
 }
 
-// document decodes a Manifest with its segments read one by one. The outer
-// field shadows the embedded one.
-type document struct {
-	plain
-	Segments segmentList `json:"segments"`
+func decodeOldDocument(data []byte) (*Manifest, error) {
+	var doc oldDocument
+	if err := unmarshalStrict(data, &doc); err != nil {
+		return nil, err
+	}
+	if doc.Segments == nil {
+		return nil, errors.New("no list of segments")
+	}
+	// Offsets and epochs follow from the segments, which are checked once more.
+	return (&Manifest{
+		Topic: doc.Topic, TopicID: doc.TopicID, Partition: doc.Partition, Epoch: doc.Epoch, Writer: doc.Writer,
+		Generation: doc.Generation, Session: doc.Session, Commit: doc.Commit,
+		LeaderEpochs: []EpochStart{}, Segments: []Segment{}, Removed: []Removed{},
+	}).With(doc.Segments...)
 }
 
-type plain Manifest
+// The lists check each entry as it comes, so that a document of many empty objects
+// is refused at one of the first instead of being spread out in memory.
+type (
+	segmentList    []Segment
+	oldSegmentList []Segment
+	epochList      []EpochStart
+	removedList    []Removed
+)
 
-// segmentList checks each segment as it comes, so that a document of many
-// empty objects is refused at the first instead of being spread out in memory.
-type segmentList []Segment
+func (l *segmentList) UnmarshalJSON(b []byte) (err error) {
+	next := int64(0)
+	*l, err = decodeList(b, func(s Segment) (Segment, error) {
+		err := s.validate(next)
+		next = s.LastOffset + 1
+		return s, err
+	})
+	return err
+}
 
-func (l *segmentList) UnmarshalJSON(b []byte) error {
+func (l *oldSegmentList) UnmarshalJSON(b []byte) (err error) {
+	next := int64(0)
+	*l, err = decodeList(b, func(old oldSegment) (Segment, error) {
+		s := old.upgraded()
+		err := s.validate(next)
+		next = s.LastOffset + 1
+		return s, err
+	})
+	return err
+}
+
+func (l *epochList) UnmarshalJSON(b []byte) (err error) {
+	next := int64(0)
+	*l, err = decodeList(b, func(e EpochStart) (EpochStart, error) {
+		err := e.validate(next)
+		next = e.StartOffset + 1
+		return e, err
+	})
+	return err
+}
+
+func (l *removedList) UnmarshalJSON(b []byte) (err error) {
+	*l, err = decodeList(b, func(r Removed) (Removed, error) { return r, r.validate() })
+	return err
+}
+
+// decodeList reads a list without unknown fields and has take judge each entry.
+func decodeList[In, Out any](b []byte, take func(In) (Out, error)) ([]Out, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if tok, err := dec.Token(); err != nil || tok != json.Delim('[') {
-		return errors.New("segments are not a list")
+		return nil, errors.New("not a list")
 	}
-	out, next := []Segment{}, int64(0)
+	out := []Out{}
 	for dec.More() {
-		var s Segment
-		if err := dec.Decode(&s); err != nil {
-			return fmt.Errorf("segment %d: %w", len(out), err)
+		var in In
+		if err := dec.Decode(&in); err != nil {
+			return nil, fmt.Errorf("entry %d: %w", len(out), err)
 		}
-		if err := s.validate(next); err != nil {
-			return err
+		entry, err := take(in)
+		if err != nil {
+			return nil, err
 		}
-		next = s.LastOffset + 1
-		out = append(out, s)
+		out = append(out, entry)
 	}
-	*l = out
-	return nil
+	return out, nil
 }
 
 // unmarshalStrict decodes exactly one JSON value without unknown fields.

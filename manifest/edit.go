@@ -14,8 +14,8 @@ var ErrChanged = errors.New("manifest: segments have changed")
 
 // With returns a manifest that also has the given segments, each at or after
 // the end of what is there. A segment that is in the manifest already, field
-// by field, is left as it is, so that a repeated commit adds nothing; when
-// that is true of all, m itself is returned. Anything else that overlaps is
+// by field, is left as it is, and so is one that has been removed since, so that
+// a repeated commit adds nothing; when that is true of all, m itself is returned. Anything else that overlaps is
 // ErrInvalid.
 func (m *Manifest) With(segs ...Segment) (*Manifest, error) {
 	out := *m
@@ -27,6 +27,9 @@ func (m *Manifest) With(segs ...Segment) (*Manifest, error) {
 			continue
 		}
 		if err := s.validate(out.Next()); err != nil {
+			if m.removed(s) {
+				continue
+			}
 			return nil, err
 		}
 		if n := len(out.LeaderEpochs); n == 0 || out.LeaderEpochs[n-1].Epoch != s.Epoch {
@@ -62,6 +65,9 @@ func (m *Manifest) Replace(old, by []Segment, horizon int64, at time.Time) (*Man
 	if len(old) == 0 {
 		return nil, fmt.Errorf("%w: nothing to replace", ErrInvalid)
 	}
+	if horizon > m.Next() {
+		return nil, fmt.Errorf("%w: tombstones removed below %d, the end is %d", ErrInvalid, horizon, m.Next())
+	}
 	i := slices.Index(m.Segments, old[0])
 	if i < 0 || len(m.Segments)-i < len(old) || !slices.Equal(m.Segments[i:i+len(old)], old) {
 		if m.replaced(old, by) {
@@ -77,6 +83,9 @@ func (m *Manifest) Replace(old, by []Segment, horizon int64, at time.Time) (*Man
 		if s.LastOffset > last {
 			return nil, fmt.Errorf("%w: segment at %d ends at %d, what it replaces at %d", ErrInvalid, s.BaseOffset, s.LastOffset, last)
 		}
+		if m.removed(s) || slices.ContainsFunc(old, s.sameObjects) {
+			return nil, fmt.Errorf("%w: segment at %d has the objects of one that is removed", ErrInvalid, s.BaseOffset)
+		}
 		next = s.LastOffset + 1
 	}
 	out := *m
@@ -87,19 +96,32 @@ func (m *Manifest) Replace(old, by []Segment, horizon int64, at time.Time) (*Man
 	return &out, nil
 }
 
-// replaced reports whether m is what Replace has made.
+// replaced reports whether m is what Replace has made, or what became of that.
 func (m *Manifest) replaced(old, by []Segment) bool {
 	for _, s := range old {
-		if !slices.ContainsFunc(m.Removed, func(r Removed) bool { return r.UploadID == s.UploadID }) {
+		if !m.removed(s) {
 			return false
 		}
 	}
 	for _, s := range by {
-		if !slices.Contains(m.Segments, s) {
+		if !slices.Contains(m.Segments, s) && !m.removed(s) {
 			return false
 		}
 	}
 	return true
+}
+
+// removed reports whether s has been in the manifest once. It is forgotten with its
+// objects.
+func (m *Manifest) removed(s Segment) bool {
+	return slices.ContainsFunc(m.Removed, func(r Removed) bool {
+		return r.UploadID == s.UploadID && r.BaseOffset == s.BaseOffset
+	})
+}
+
+// sameObjects reports whether the two have one name in the bucket.
+func (s *Segment) sameObjects(t Segment) bool {
+	return s.BaseOffset == t.BaseOffset && s.UploadID == t.UploadID
 }
 
 func removing(list []Removed, segs []Segment, at time.Time) []Removed {
@@ -120,15 +142,12 @@ func (m *Manifest) Truncate(start int64, at time.Time) (*Manifest, error) {
 	if start <= m.StartOffset {
 		return m, nil
 	}
-	n := m.After(start - 1)
-	if n < len(m.Segments) && m.Segments[n].BaseOffset < start {
-		if m.Segments[n].LastOffset >= start {
-			return nil, fmt.Errorf("%w: start %d lies inside the segment at %d", ErrInvalid, start, m.Segments[n].BaseOffset)
-		}
-		n++
-	}
 	if start == math.MaxInt64 {
 		return nil, fmt.Errorf("%w: start %d", ErrInvalid, start)
+	}
+	n := m.After(start)
+	if n < len(m.Segments) && m.Segments[n].BaseOffset < start {
+		return nil, fmt.Errorf("%w: start %d lies inside the segment at %d", ErrInvalid, start, m.Segments[n].BaseOffset)
 	}
 	out := *m
 	out.StartOffset, out.NextOffset = start, max(start, m.Next())

@@ -24,7 +24,7 @@ type Segment struct {
 	Records      int64  `json:"records"`            // data records in the segment, tombstones included
 	Tombstones   int64  `json:"tombstones"`         // those among them without a value
 	MaxTimestamp int64  `json:"max_timestamp"`      // largest record timestamp, Unix milliseconds
-	CreatedAt    int64  `json:"created_at"`         // when its newest part was uploaded first, by the writer's clock, Unix milliseconds
+	CreatedAt    int64  `json:"created_at"`         // when its newest part was uploaded first, by the writer's clock, Unix milliseconds; 0 is not known
 	Epoch        int64  `json:"epoch"`              // in which its last records were written
 }
 
@@ -129,7 +129,7 @@ func (s *Segment) validate(next int64) error {
 	switch {
 	case s.BaseOffset < next:
 		return fmt.Errorf("%w: segment at %d begins below %d, the end of those before it", ErrInvalid, s.BaseOffset, next)
-	case s.LastOffset < s.BaseOffset || s.LastOffset == math.MaxInt64:
+	case s.LastOffset < s.BaseOffset || s.LastOffset >= math.MaxInt64-1:
 		return fmt.Errorf("%w: segment at %d ends at %d", ErrInvalid, s.BaseOffset, s.LastOffset)
 	case !isName(s.UploadID, 64):
 		return fmt.Errorf("%w: segment at %d has upload id %.80q", ErrInvalid, s.BaseOffset, s.UploadID)
@@ -169,23 +169,56 @@ func (m *Manifest) validateHead() error {
 	return nil
 }
 
-// validateLists checks the lists against the head. The segments have been checked
-// one by one.
+// validate checks one entry against the end of those before it.
+func (e EpochStart) validate(next int64) error {
+	if e.StartOffset < next || e.StartOffset == math.MaxInt64 || e.Epoch < 0 || e.Epoch > maxEpoch {
+		return fmt.Errorf("%w: epoch %d from offset %d on, the one before from below %d", ErrInvalid, e.Epoch, e.StartOffset, next)
+	}
+	return nil
+}
+
+func (r Removed) validate() error {
+	if r.BaseOffset < 0 || !isName(r.UploadID, 64) || r.Size < 0 || r.RemovedAt < 0 {
+		return fmt.Errorf("%w: removed segment at %d with upload id %.80q, %d bytes, at %d", ErrInvalid,
+			r.BaseOffset, r.UploadID, r.Size, r.RemovedAt)
+	}
+	return nil
+}
+
+// validateLists checks the lists against the head and each other. Their entries
+// have been checked one by one.
 func (m *Manifest) validateLists() error {
-	if n := len(m.Segments); n > 0 && (m.Segments[0].BaseOffset < m.StartOffset || m.Segments[n-1].LastOffset >= m.NextOffset) {
-		return fmt.Errorf("%w: segments at offsets %d to %d of a partition of offsets %d to %d", ErrInvalid,
-			m.Segments[0].BaseOffset, m.Segments[n-1].LastOffset, m.StartOffset, m.NextOffset)
-	}
-	next := int64(0)
-	for _, e := range m.LeaderEpochs {
-		if e.StartOffset < next || e.StartOffset >= m.NextOffset || e.Epoch < 0 || e.Epoch > maxEpoch {
-			return fmt.Errorf("%w: epoch %d from offset %d on", ErrInvalid, e.Epoch, e.StartOffset)
+	if n := len(m.Segments); n > 0 {
+		first, last := m.Segments[0].BaseOffset, m.Segments[n-1].LastOffset
+		if first < m.StartOffset || last >= m.NextOffset {
+			return fmt.Errorf("%w: segments at offsets %d to %d of a partition of offsets %d to %d", ErrInvalid,
+				first, last, m.StartOffset, m.NextOffset)
 		}
-		next = e.StartOffset + 1
+		if len(m.LeaderEpochs) == 0 || m.LeaderEpochs[0].StartOffset > first {
+			return fmt.Errorf("%w: the epoch at offset %d is not known", ErrInvalid, first)
+		}
 	}
+	if n := len(m.LeaderEpochs); n > 0 && m.LeaderEpochs[n-1].StartOffset >= m.NextOffset {
+		return fmt.Errorf("%w: epoch from offset %d on, of %d", ErrInvalid, m.LeaderEpochs[n-1].StartOffset, m.NextOffset)
+	}
+	// Objects of a removed segment are deleted some day.
+	if len(m.Removed) == 0 {
+		return nil
+	}
+	type name struct {
+		base int64
+		id   string
+	}
+	removed := make(map[name]bool, len(m.Removed))
 	for _, r := range m.Removed {
-		if r.BaseOffset < 0 || !isName(r.UploadID, 64) || r.Size < 0 || r.RemovedAt < 0 {
-			return fmt.Errorf("%w: removed segment at %d with upload id %.80q", ErrInvalid, r.BaseOffset, r.UploadID)
+		if removed[name{r.BaseOffset, r.UploadID}] {
+			return fmt.Errorf("%w: segment at %d removed twice", ErrInvalid, r.BaseOffset)
+		}
+		removed[name{r.BaseOffset, r.UploadID}] = true
+	}
+	for i := range m.Segments {
+		if s := &m.Segments[i]; removed[name{s.BaseOffset, s.UploadID}] {
+			return fmt.Errorf("%w: segment at %d is removed and not removed", ErrInvalid, s.BaseOffset)
 		}
 	}
 	return nil
