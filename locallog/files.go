@@ -19,6 +19,10 @@ const (
 	logSuffix   = ".log"
 	indexSuffix = ".index"
 	tempSuffix  = ".tmp"
+	// compactSuffix is that of a segment's compacted file before it is in place. It
+	// is a name of its own, because the segment's other temporary files are written
+	// with the token held, and this one is not.
+	compactSuffix = ".compact" + tempSuffix
 
 	stopFile     = "clean-stop"
 	truncateFile = "truncating"

@@ -122,6 +122,10 @@ type Log struct {
 	}
 	failure atomic.Pointer[error] // why the log is read-only
 
+	compacting chan struct{}   // holds one element while a segment is compacted
+	life       context.Context // until Close, which calls end and waits for the compaction
+	end        context.CancelFunc
+
 	flushes   sync.WaitGroup // timers that are armed or running
 	closeOnce sync.Once
 	closeErr  error
@@ -144,6 +148,8 @@ type view struct {
 	sealed []*sealed // oldest first
 	active active
 	closed bool
+	// truncations counts how often a suffix was taken back since Open.
+	truncations int
 }
 
 // active is the part of the last segment that is committed.
@@ -302,6 +308,8 @@ func (l *Log) flushLaterLocked(interval time.Duration) {
 // later ones. It is idempotent.
 func (l *Log) Close() error {
 	l.closeOnce.Do(func() {
+		l.end()
+		l.compacting <- struct{}{} // for good
 		l.token <- struct{}{}
 		l.closeErr = l.closeLocked()
 		l.unlock()

@@ -156,6 +156,16 @@ func (e *extent) unreadable(at entry) error {
 
 // each calls fn with the data batches from entry i on, in order.
 func (e *extent) each(i int, fn func(pos int64, h record.BatchHeader, batch []byte, kafkaBase int64) error) error {
+	return e.all(i, func(pos int64, h record.BatchHeader, batch []byte, kafkaBase int64) error {
+		if isInternal(h, batch) {
+			return nil
+		}
+		return fn(pos, h, batch, kafkaBase)
+	})
+}
+
+// all is each with the internal batches, whose Kafka offset means nothing.
+func (e *extent) all(i int, fn func(pos int64, h record.BatchHeader, batch []byte, kafkaBase int64) error) error {
 	var lent *[]byte
 	defer func() { e.d.giveBack(lent) }()
 	for ; i < e.t.len(); i++ {
@@ -177,10 +187,8 @@ func (e *extent) each(i int, fn func(pos int64, h record.BatchHeader, batch []by
 				return err
 			}
 			batch := b[pos : pos+int(h.Size()) : pos+int(h.Size())]
-			if !isInternal(h, batch) {
-				if err := fn(at.pos+int64(pos), h, batch, at.kafka+h.BaseOffset-at.log); err != nil {
-					return err
-				}
+			if err := fn(at.pos+int64(pos), h, batch, at.kafka+h.BaseOffset-at.log); err != nil {
+				return err
 			}
 			log, pos = h.NextOffset(), pos+int(h.Size())
 		}

@@ -30,7 +30,10 @@ func Open(ctx context.Context, o Options) (*Log, error) {
 		o:     o,
 		d:     &directory{fs: o.FS, path: o.Dir, logger: o.Logger},
 		token: make(chan struct{}, 1),
+
+		compacting: make(chan struct{}, 1),
 	}
+	l.life, l.end = context.WithCancel(context.Background())
 	if err := l.d.make(o.Dir); err != nil {
 		return nil, err
 	}
@@ -132,6 +135,14 @@ func (r *recovery) list() error {
 	}
 	slices.Sort(names)
 	for _, name := range names {
+		if base, ok := strings.CutSuffix(name, compactSuffix); ok {
+			if _, _, ok := parseSegmentName(base); ok {
+				if err := r.d.remove(name); err != nil {
+					return err
+				}
+			}
+			continue
+		}
 		whole, unfinished := strings.CutSuffix(name, tempSuffix)
 		base, isLog := strings.CutSuffix(whole, logSuffix)
 		base, isIndex := strings.CutSuffix(base, indexSuffix)

@@ -242,12 +242,16 @@ func (sc *scanner) resync(pos, log int64) (int64, error) {
 
 // plausible reports whether there is a batch at pos behind skipped bad bytes. Its
 // base offset is not under its CRC, so it must either be no further away than the
-// bytes before it can account for, well compressed, or lead on to another batch.
+// bytes before it can account for, well compressed, or lead on to another batch or
+// to the end of the segment. (A compacted batch may cover many offsets in a few bytes.)
 func (sc *scanner) plausible(pos, log, skipped int64) (bool, error) {
 	const offsetsPerByte = 1 << 10
 	h, _, ok, err := sc.batch(pos, log, true)
 	if !ok || err != nil || h.BaseOffset-log <= skipped*offsetsPerByte {
 		return ok, err
+	}
+	if sc.limit > 0 && h.NextOffset() == sc.limit {
+		return true, nil // it ends where the segment is known to
 	}
 	_, _, ok, err = sc.batch(pos+h.Size(), h.NextOffset(), false)
 	return ok, err

@@ -207,6 +207,9 @@ type sealed struct {
 
 	loaded atomic.Pointer[table]
 	load   sync.Mutex
+	// replaced says that the names of the files lead to others, of the compacted
+	// segment; guarded by load. Then loaded is set, and the old file is open.
+	replaced bool
 }
 
 func (s *sealed) header() indexHeader {
@@ -252,7 +255,7 @@ func (s *sealed) loadTable() (*table, error) {
 func (s *sealed) narrow() bool {
 	s.load.Lock()
 	defer s.load.Unlock()
-	if s.damaged.Load() {
+	if s.damaged.Load() || s.replaced {
 		return false
 	}
 	t, err := s.rebuild()
@@ -314,7 +317,7 @@ func (s *sealed) rebuild() (table, error) {
 		return nil, record.Corrupt(s.name+logSuffix, 0, err)
 	}
 	defer f.Close()
-	sc := scanner{f: f, size: s.size, verify: true}
+	sc := scanner{f: f, size: s.size, verify: true, limit: s.nextLog}
 	res, err := sc.segment(s.baseLog, s.baseKafka, anchor{log: s.nextLog, kafka: s.nextKafka})
 	if err != nil {
 		return nil, fmt.Errorf("rebuild sparse index of %s: %w", s.name, err)

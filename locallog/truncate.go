@@ -56,6 +56,7 @@ func (l *Log) TruncateSuffix(ctx context.Context, kafkaOffset int64) error {
 		if err := l.d.sync(); err != nil {
 			return l.failLocked(err)
 		}
+		l.publish(func(v *view) { v.truncations++ })
 		return l.cutLocked(c)
 	})
 }
