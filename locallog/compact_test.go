@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -92,7 +91,9 @@ func randomLog(t testing.TB, rng *rand.Rand, fs vfs.FS) *Log {
 	o := options(fs)
 	o.StartKafka = rng.Int64N(2) * 5_000_000_000
 	l := mustOpen(t, o)
-	short := func() []byte { return [][]byte{nil, {}, []byte("a"), []byte("bc"), []byte("a longer one")}[rng.IntN(5)] }
+	short := func() []byte {
+		return [][]byte{nil, {}, []byte("a"), []byte("bc"), []byte("a longer one")}[rng.IntN(5)]
+	}
 	for range 2 + rng.IntN(3) {
 		for range 1 + rng.IntN(40) {
 			if rng.IntN(6) == 0 {
