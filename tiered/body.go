@@ -4,22 +4,28 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 
 	"keyhole/record"
 )
 
 // body is the content of a .log object as an io.ReadSeeker: the source's
-// batches with their base offsets turned into Kafka offsets. It holds one chunk
-// at a time, and compares each with the checksum that the chunk table has.
+// batches with their base offsets turned into Kafka offsets, merged if the plan
+// says so. It holds the chunks of one group at a time, and compares each with the
+// checksum that the chunk table has.
 type body struct {
-	p   *plan
-	pos int64  // of the next byte to read
-	cur int    // index of the chunk in buf, -1: none
-	buf []byte // the chunk's bytes
+	p     *plan
+	pos   int64  // of the next byte to read
+	cur   int    // index of the chunk in buf, -1: none
+	buf   []byte // the chunk's bytes, part of group's
+	group int    // whose bytes are in out, -1: none
+	out   []byte
+	in    []byte   // a run of the source's batches that are being merged
+	rc    *recoder // nil: made when needed
 }
 
-func newBody(p *plan) *body { return &body{p: p, cur: -1} }
+func newBody(p *plan) *body { return &body{p: p, cur: -1, group: -1} }
 
 func (b *body) Read(dst []byte) (int, error) {
 	if b.pos >= b.p.info.size {
@@ -51,39 +57,93 @@ func (b *body) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// load reads chunk i and rewrites its base offsets.
+// load makes chunk i.
 func (b *body) load(i int) error {
 	c := &b.p.chunks[i]
 	b.cur = -1
-	if int64(cap(b.buf)) < c.size {
-		b.buf = make([]byte, c.size)
-	}
-	b.buf = b.buf[:c.size]
-	at := int64(0)
-	for _, e := range c.extents {
-		part := b.buf[at : at+e.size]
-		if n, err := b.p.src.ReadAt(part, e.pos); n < len(part) {
-			return fmt.Errorf("read local segment at byte %d: %w", e.pos, err)
+	if b.group != c.group {
+		load := b.copyGroup
+		if b.p.recode.Merge {
+			load = b.mergeGroup
 		}
-		if err := shiftBases(part, e.shift); err != nil {
-			return b.changed(e.pos, err)
+		if err := load(c.group); err != nil {
+			b.group, b.rc = -1, nil
+			return err
 		}
-		at += e.size
+		b.group = c.group
 	}
+	if c.at+c.size > int64(len(b.out)) {
+		return b.changed(b.p.groups[c.group].extents[0].pos, fmt.Errorf("%d bytes instead of %d or more", len(b.out), c.at+c.size))
+	}
+	b.buf = b.out[c.at : c.at+c.size]
 	if err := c.check(b.buf); err != nil {
-		return b.changed(c.extents[0].pos, err)
+		return b.changed(b.p.groups[c.group].extents[0].pos, err)
 	}
 	b.cur = i
 	return nil
 }
 
-func (b *body) changed(pos int64, err error) error {
-	return record.Corrupt(fmt.Sprintf("local segment at offset %d", b.p.src.BaseOffset()), pos,
-		fmt.Errorf("bytes differ from the first reading: %w", err))
+// copyGroup reads a group and rewrites its base offsets.
+func (b *body) copyGroup(g int) error {
+	b.out = b.out[:0]
+	for _, e := range b.p.groups[g].extents {
+		at := len(b.out)
+		var err error
+		if b.out, err = b.read(b.out, e); err != nil {
+			return err
+		}
+		err = eachBatch(b.out[at:], func(batch []byte, h record.BatchHeader) error {
+			record.SetBaseOffset(batch, h.BaseOffset-e.shift)
+			return nil
+		})
+		if err != nil {
+			return b.changed(e.pos, err)
+		}
+	}
+	return nil
 }
 
-// shiftBases takes shift off the base offset of each batch in a run of them.
-func shiftBases(run []byte, shift int64) error {
+// mergeGroup reads a group and makes of it what the first pass did.
+func (b *body) mergeGroup(g int) error {
+	if b.rc == nil || g < b.group {
+		b.rc = newRecoder(b.p) // one goes forward only
+	}
+	b.rc.begin()
+	for _, e := range b.p.groups[g].extents {
+		var err error
+		if b.in, err = b.read(b.in[:0], e); err != nil {
+			return err
+		}
+		err = eachBatch(b.in, func(batch []byte, h record.BatchHeader) error {
+			return b.rc.add(batch, h.BaseOffset-e.shift)
+		})
+		if err != nil {
+			return b.changed(e.pos, err)
+		}
+	}
+	if err := b.rc.end(); err != nil {
+		return b.changed(b.p.groups[g].extents[0].pos, err)
+	}
+	b.out = b.rc.out
+	return nil
+}
+
+// read appends an extent's bytes to dst.
+func (b *body) read(dst []byte, e extent) ([]byte, error) {
+	at := len(dst)
+	dst = slices.Grow(dst, int(e.size))[:at+int(e.size)]
+	if n, err := b.p.src.ReadAt(dst[at:], e.pos); n < int(e.size) {
+		return dst, fmt.Errorf("read %s at byte %d: %w", b.p.name, e.pos, err)
+	}
+	return dst, nil
+}
+
+func (b *body) changed(pos int64, err error) error {
+	return record.Corrupt(b.p.name, pos, fmt.Errorf("bytes differ from the first reading: %w", err))
+}
+
+// eachBatch calls fn for each batch of a run of them.
+func eachBatch(run []byte, fn func(batch []byte, h record.BatchHeader) error) error {
 	for len(run) > 0 {
 		h, err := record.ParseHeader(run)
 		if err != nil {
@@ -92,7 +152,9 @@ func shiftBases(run []byte, shift int64) error {
 		if h.Size() > int64(len(run)) {
 			return fmt.Errorf("batch of %d bytes in the last %d", h.Size(), len(run))
 		}
-		record.SetBaseOffset(run, h.BaseOffset-shift)
+		if err := fn(run[:h.Size():h.Size()], h); err != nil {
+			return err
+		}
 		run = run[h.Size():]
 	}
 	return nil

@@ -184,6 +184,7 @@ type nodeOptions struct {
 	cacheBytes    int64
 	maxReads      int
 	unclaimed     bool
+	recode        Recode
 }
 
 func newNode(t testing.TB, b objstore.Bucket, o nodeOptions) *node {
@@ -211,7 +212,7 @@ func newNode(t testing.TB, b objstore.Bucket, o nodeOptions) *node {
 	tier, err := Open(Options{
 		FS: o.fs, Dir: "p/remote", Bucket: b, Topic: "orders", TopicID: "id1", Partition: 3, Writer: o.writer,
 		Conditional: !o.unconditional, ChunkBytes: func() int64 { return o.chunkBytes }, Shared: shared,
-		Logger: slog.New(slog.DiscardHandler),
+		Recode: func() Recode { return o.recode }, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -34,14 +34,28 @@ type keyState struct {
 // keySet collects the keys of a segment.
 type keySet map[string]*keyState
 
+// counts are those of a batch.
+type counts struct {
+	records    int64 // of data
+	tombstones int64 // those among them without a value
+	plain      int64 // bytes that all records take uncompressed, about
+}
+
+// recordOverhead is what a record usually takes besides its PlainSize.
+const recordOverhead = 8
+
 // note takes down the records of the batch that r was reset to and counts them.
 // Transaction markers have an offset but are no data. shift is added to the
 // offsets.
-func (ks keySet) note(r *record.Reader, shift int64) (records int64, err error) {
+func (ks keySet) note(r *record.Reader, shift int64) (n counts, err error) {
 	h := r.Header()
 	for !h.IsControl() && r.Next() {
-		records++
 		v := r.Record()
+		n.records++
+		n.plain += v.PlainSize() + recordOverhead
+		if v.Value == nil {
+			n.tombstones++
+		}
 		if v.Key == nil {
 			continue
 		}
@@ -52,7 +66,7 @@ func (ks keySet) note(r *record.Reader, shift int64) (records int64, err error) 
 		}
 		*s = keyState{offset: v.Offset + shift, tombstone: v.Value == nil}
 	}
-	return records, r.Err()
+	return n, r.Err()
 }
 
 // runWriter encodes a key run. Keys come in ascending order.

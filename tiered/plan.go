@@ -10,6 +10,15 @@ import (
 	"keyhole/record"
 )
 
+// Recode says what becomes of a segment's batches on their way to the bucket.
+type Recode struct {
+	// Merge makes batches of about a chunk, uncompressed, out of smaller and larger
+	// ones and compresses them with Codec. Without it all go as they are. Batches
+	// of transactions go as they are always.
+	Merge bool
+	Codec record.Codec
+}
+
 // maxUncompressed bounds one decompressed batch, in bytes.
 const maxUncompressed = 128 << 20
 
@@ -37,82 +46,186 @@ type extent struct {
 	shift     int64
 }
 
-// planned is a chunk and where its bytes come from.
+// group is a run of batches of the source that becomes whole chunks.
+type group struct{ extents []extent }
+
+// planned is a chunk and where its bytes come from: out of what group is made
+// into, from byte at on.
 type planned struct {
 	chunk
-	extents []extent
+	group int
+	at    int64
+}
+
+// shape is what the bytes of an upload depend on besides its source. It is asked
+// once per upload, so that a repetition gives the same bytes.
+type shape struct {
+	chunkBytes int64
+	recode     Recode
 }
 
 // plan is what the first pass over a source finds out: everything but the bytes
-// of the batches. The same source, range and chunk size give the same plan, so
-// an upload can be repeated under the same names.
+// of the batches. The same source, range and shape give the same plan, so an
+// upload can be repeated under the same names.
 type plan struct {
-	src    Source
-	info   tableInfo
-	maxTS  int64
-	chunks []planned
-	keys   keySet
+	shape
+	src        io.ReaderAt
+	name       string // of src, in errors
+	epoch      int64
+	info       tableInfo
+	tombstones int64
+	maxTS      int64
+	alive      bool // some batch has a record or a marker
+	groups     []group
+	chunks     []planned
+	keys       keySet
+}
+
+// planner fills a plan. Without merging each group is one chunk.
+type planner struct {
+	*plan
+	recoder *recoder // nil without merging
+	open    bool     // the last group takes more
+	weight  int64    // of the last group: bytes when merged and plain
+	next    int64    // offset behind what was planned
 }
 
 // newPlan reads the batches of src that lie in from … last and closes a chunk
-// once it has chunkBytes bytes. Each batch is verified, so that damage of the
+// once it has the target size. Each batch is verified, so that damage of the
 // local disk is not carried to the bucket: the error is record.ErrCorrupt then.
-func newPlan(src Source, from, last, chunkBytes int64) (*plan, error) {
-	p := &plan{src: src, info: tableInfo{base: from, last: last}, maxTS: math.MinInt64, keys: make(keySet)}
+func newPlan(src Source, from, last int64, s shape) (*plan, error) {
+	pl := &planner{next: from, plan: &plan{
+		shape: s, src: src, name: fmt.Sprintf("local segment at offset %d", src.BaseOffset()), epoch: src.Epoch(),
+		info: tableInfo{base: from, last: last}, maxTS: noTimestamp, keys: make(keySet),
+	}}
+	if s.recode.Merge {
+		pl.recoder = newRecoder(pl.plan)
+	}
 	var r record.Reader
-	var base [8]byte
-	open := false // the last chunk takes more
-	next := from
 	err := src.Batches(func(pos int64, batch []byte, kafkaBase int64) error {
 		if err := r.Reset(batch, maxUncompressed); err != nil {
-			return record.Corrupt(fmt.Sprintf("local segment at offset %d", src.BaseOffset()), pos, err)
+			return record.Corrupt(pl.name, pos, err)
 		}
 		h := r.Header()
 		end := kafkaBase + int64(h.LastOffsetDelta)
 		switch {
 		case end < from:
 			return nil
-		case kafkaBase < next || end > last:
-			return fmt.Errorf("segment at offset %d: batch of offsets %d to %d, expected within %d to %d",
-				src.BaseOffset(), kafkaBase, end, next, last)
+		case kafkaBase < pl.next || end > last:
+			return fmt.Errorf("%s: batch of offsets %d to %d, expected within %d to %d", pl.name, kafkaBase, end, pl.next, last)
 		}
-		next = end + 1
-		if !open {
-			p.chunks = append(p.chunks, planned{chunk: chunk{base: kafkaBase, pos: p.info.size}})
+		n, err := pl.keys.note(&r, kafkaBase-h.BaseOffset)
+		if err != nil {
+			return record.Corrupt(pl.name, pos, err)
 		}
-		c := &p.chunks[len(p.chunks)-1]
-		size := int64(len(batch))
-		binary.BigEndian.PutUint64(base[:], uint64(kafkaBase))
-		c.crc = crc32.Update(crc32.Update(c.crc, castagnoli, base[:]), castagnoli, batch[len(base):])
-		c.last = end
-		c.size += size
-		p.info.size += size
-		c.addExtent(pos, size, h.BaseOffset-kafkaBase)
-		open = c.size < chunkBytes
-		if h.NumRecords > 0 {
-			p.maxTS = max(p.maxTS, h.MaxTimestamp)
+		pl.info.records += n.records
+		pl.tombstones += n.tombstones
+		e := extent{pos: pos, size: int64(len(batch)), shift: h.BaseOffset - kafkaBase}
+		if pl.recoder == nil {
+			pl.keep(e, batch, h)
+		} else if err := pl.merge(e, batch, h, n.plain); err != nil {
+			return located(err, pl.name, pos)
 		}
-		n, err := p.keys.note(&r, kafkaBase-h.BaseOffset)
-		p.info.records += n
-		return err
+		pl.next = end + 1
+		return nil
 	})
+	if err == nil && pl.recoder != nil {
+		err = pl.closeGroup()
+	}
 	if err != nil {
 		return nil, err
 	}
-	if p.maxTS == math.MinInt64 {
-		p.maxTS = noTimestamp
-	}
-	return p, nil
+	return pl.plan, nil
 }
 
-func (c *planned) addExtent(pos, size, shift int64) {
-	if n := len(c.extents); n > 0 {
-		if e := &c.extents[n-1]; e.shift == shift && e.pos+e.size == pos {
-			e.size += size
+// keep plans a batch that goes as it is.
+func (pl *planner) keep(e extent, batch []byte, h record.BatchHeader) {
+	var base [8]byte
+	kafkaBase := h.BaseOffset - e.shift
+	binary.BigEndian.PutUint64(base[:], uint64(kafkaBase))
+	if !pl.open {
+		pl.groups = append(pl.groups, group{})
+		pl.chunks = append(pl.chunks, planned{chunk: chunk{base: kafkaBase, pos: pl.info.size}, group: len(pl.groups) - 1})
+	}
+	pl.groups[len(pl.groups)-1].add(e)
+	c := &pl.chunks[len(pl.chunks)-1]
+	c.crc = crc32.Update(crc32.Update(c.crc, castagnoli, base[:]), castagnoli, batch[len(base):])
+	c.last = kafkaBase + int64(h.LastOffsetDelta)
+	c.size += e.size
+	pl.info.size += e.size
+	pl.open = c.size < pl.chunkBytes
+	pl.note(h)
+}
+
+// merge plans a batch that becomes part of another one. A group is closed before
+// it would pass the size of a chunk, so that it usually is one batch; only a batch
+// that alone is larger makes a group of more than one.
+func (pl *planner) merge(e extent, batch []byte, h record.BatchHeader, weight int64) error {
+	if h.IsControl() || h.IsTransactional() {
+		weight = e.size
+	}
+	if pl.open && pl.weight+weight > pl.chunkBytes {
+		if err := pl.closeGroup(); err != nil {
+			return err
+		}
+	}
+	if !pl.open {
+		pl.groups = append(pl.groups, group{})
+		pl.open, pl.weight = true, record.HeaderSize
+	}
+	pl.groups[len(pl.groups)-1].add(e)
+	pl.weight += weight
+	return pl.recoder.add(batch, h.BaseOffset-e.shift)
+}
+
+// closeGroup makes chunks of what the last group has become: one, or one for each
+// batch if the group is larger than a chunk.
+func (pl *planner) closeGroup() error {
+	if !pl.open {
+		return nil
+	}
+	pl.open = false
+	if err := pl.recoder.end(); err != nil {
+		return err
+	}
+	at, open := int64(0), false
+	for _, h := range pl.recoder.batches {
+		if !open {
+			pl.chunks = append(pl.chunks, planned{chunk: chunk{base: h.BaseOffset, pos: pl.info.size}, group: len(pl.groups) - 1, at: at})
+		}
+		size := h.Size()
+		c := &pl.chunks[len(pl.chunks)-1]
+		c.crc = crc32.Update(c.crc, castagnoli, pl.recoder.out[at:at+size])
+		c.last = h.LastOffset()
+		c.size += size
+		at += size
+		pl.info.size += size
+		pl.note(h)
+		open = c.size < pl.chunkBytes && pl.weight <= pl.chunkBytes
+	}
+	pl.recoder.begin()
+	return nil
+}
+
+// note takes down what the header of a batch for the bucket says.
+func (p *plan) note(h record.BatchHeader) {
+	if h.NumRecords > 0 {
+		if !p.alive {
+			p.maxTS = math.MinInt64
+		}
+		p.alive = true
+		p.maxTS = max(p.maxTS, h.MaxTimestamp)
+	}
+}
+
+func (g *group) add(next extent) {
+	if n := len(g.extents); n > 0 {
+		if e := &g.extents[n-1]; e.shift == next.shift && e.pos+e.size == next.pos {
+			e.size += next.size
 			return
 		}
 	}
-	c.extents = append(c.extents, extent{pos: pos, size: size, shift: shift})
+	g.extents = append(g.extents, next)
 }
 
 // index encodes the index object and says how long its chunk table is.

@@ -34,7 +34,7 @@ var (
 	ErrNotClaimed = manifest.ErrNotClaimed
 )
 
-// Options configure Open. All fields are required.
+// Options configure Open. All fields are required but Recode and Now.
 type Options struct {
 	FS        vfs.FS
 	Dir       string // for the manifest's copy and the chunk tables; nothing else may be in it
@@ -46,7 +46,9 @@ type Options struct {
 	// Conditional says that the store honours conditions of a Put, as
 	// objstore.Probe found out.
 	Conditional bool
-	ChunkBytes  func() int64 // target size of a chunk, asked once per segment
+	ChunkBytes  func() int64     // target size of a chunk, asked once per segment
+	Recode      func() Recode    // asked once per segment; nil: batches go as they are
+	Now         func() time.Time // for the times in the manifest; nil: time.Now
 	Shared      *Shared
 	Logger      *slog.Logger
 }
@@ -85,6 +87,9 @@ type Tier struct {
 func Open(o Options) (*Tier, error) {
 	if err := makeDir(o.FS, o.Dir); err != nil {
 		return nil, fmt.Errorf("make directory of the remote tier: %w", err)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
 	}
 	t := &Tier{
 		o: o, prefix: Prefix(o.Topic, o.TopicID, o.Partition), runsAhead: runsAhead,

@@ -17,18 +17,21 @@ import (
 // It is kept over failures, so that a repetition writes the same bytes under the
 // same names instead of leaving one more pair of objects behind.
 type pending struct {
-	last       int64 // of the range; another range is another segment
-	uploadID   string
-	chunkBytes int64
-	logStored  bool
-	segment    *manifest.Segment // set once both objects are stored
+	shape
+	last      int64 // of the range; another range is another segment
+	uploadID  string
+	createdAt int64 // Unix milliseconds
+	logStored bool
+	segment   *manifest.Segment // set once both objects are stored
 }
 
 // Upload brings sealed segments to the bucket, in the order given, and returns
 // the manifest that names them. What the bucket has already is left out, so a
 // repetition after a failure or a restart adds nothing twice. The order is: all
 // .log and .index objects, then one commit of the manifest; when Upload has
-// returned a segment in its manifest, the local copy may be evicted.
+// returned a segment in its manifest, the local copy may be evicted. The same goes
+// for one in which nothing is left: it gets no objects, the manifest's NextOffset
+// goes past it.
 //
 // On an error the manifest is returned as well: segments before the one that
 // failed are in it. ErrFenced and ErrNotClaimed as named, record.ErrCorrupt for
@@ -63,11 +66,17 @@ func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest,
 		}
 		if seg != nil {
 			stored = append(stored, *seg)
-			next = seg.LastOffset + 1
 		}
+		next = src.NextOffset()
 	}
 	before := t.Snapshot()
-	err = t.manifest.Commit(ctx, func(m *manifest.Manifest) (*manifest.Manifest, error) { return m.With(stored...) })
+	err = t.manifest.Commit(ctx, func(m *manifest.Manifest) (*manifest.Manifest, error) {
+		out, err := m.With(stored...)
+		if err != nil {
+			return nil, err
+		}
+		return out.Advance(next), nil
+	})
 	if m = t.Snapshot(); m != before {
 		t.lastCommit.Store(time.Now().UnixNano())
 		for base, p := range t.pending {
@@ -80,11 +89,13 @@ func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest,
 }
 
 // store puts the two objects of one segment into the bucket and its table onto
-// the local disk. It returns nil for a source without batches.
+// the local disk. It returns nil for a source in which nothing is left.
 func (t *Tier) store(ctx context.Context, src Source, base int64) (*manifest.Segment, error) {
 	p := t.pending[base]
 	if p == nil || p.last != src.NextOffset()-1 {
-		p = &pending{last: src.NextOffset() - 1, uploadID: uuid.NewString(), chunkBytes: t.o.ChunkBytes()}
+		p = &pending{
+			shape: t.shape(), last: src.NextOffset() - 1, uploadID: uuid.NewString(), createdAt: max(0, t.o.Now().UnixMilli()),
+		}
 		t.pending[base] = p
 	}
 	if p.segment != nil {
@@ -94,44 +105,62 @@ func (t *Tier) store(ctx context.Context, src Source, base int64) (*manifest.Seg
 		return nil, err
 	}
 	defer t.o.Shared.endUpload()
-	plan, err := newPlan(src, base, p.last, p.chunkBytes)
+	plan, err := newPlan(src, base, p.last, p.shape)
 	if err != nil {
 		return nil, err
 	}
-	if len(plan.chunks) == 0 {
+	if !plan.alive {
 		delete(t.pending, base)
 		return nil, nil
 	}
+	err = t.storePlan(ctx, p, plan)
+	return p.segment, err
+}
+
+// shape is that of an upload which begins now.
+func (t *Tier) shape() shape {
+	s := shape{chunkBytes: t.o.ChunkBytes()}
+	if t.o.Recode != nil {
+		s.recode = t.o.Recode()
+	}
+	return s
+}
+
+// storePlan puts what is planned into the bucket, the parts of it that are not
+// there yet, and then sets the segment of p. It uses the plan up.
+func (t *Tier) storePlan(ctx context.Context, p *pending, plan *plan) error {
 	index, tableBytes, err := plan.index()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	plan.keys = nil // they are in index now
 	seg := &manifest.Segment{
-		BaseOffset:   base,
-		LastOffset:   p.last,
+		BaseOffset:   plan.info.base,
+		LastOffset:   plan.info.last,
 		UploadID:     p.uploadID,
 		Size:         plan.info.size,
 		IndexSize:    int64(len(index)),
 		TableBytes:   int64(tableBytes),
 		Records:      plan.info.records,
+		Tombstones:   plan.tombstones,
 		MaxTimestamp: plan.maxTS,
-		Epoch:        src.Epoch(),
+		CreatedAt:    p.createdAt,
+		Epoch:        plan.epoch,
 	}
 	if !p.logStored {
 		if _, err := t.o.Bucket.Put(ctx, LogKey(t.prefix, seg), newBody(plan), seg.Size, objstore.Condition{}); err != nil {
-			return nil, err
+			return err
 		}
 		p.logStored = true
 	}
 	if _, err := t.o.Bucket.Put(ctx, IndexKey(t.prefix, seg), bytes.NewReader(index), seg.IndexSize, objstore.Condition{}); err != nil {
-		return nil, err
+		return err
 	}
 	// From here on the first lookup needs no table from the bucket, also if
 	// the process ends before the manifest is written.
 	if err := t.saveTable(seg, index[:tableBytes]); err != nil {
-		return nil, err
+		return err
 	}
 	p.segment = seg
-	return seg, nil
+	return nil
 }

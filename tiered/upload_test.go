@@ -111,7 +111,7 @@ func TestChunksCloseAtTheTargetSize(t *testing.T) {
 	for _, size := range []int{300, 300, 300, 300, 5000, 100, 3 << 20, 10} { // case 3-32
 		build.add(record.None, kv(0, "k", strings.Repeat("x", size)))
 	}
-	p, err := newPlan(build.done(), 0, 7, target)
+	p, err := newPlan(build.done(), 0, 7, shape{chunkBytes: target})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestBodyReadsAndSeeksLikeAFile(t *testing.T) {
 	build := newBuilder(t, 7)
 	build.random(newRand(t), 60)
 	src := build.done()
-	p, err := newPlan(src, src.base, src.next-1, 700)
+	p, err := newPlan(src, src.base, src.next-1, shape{chunkBytes: 700})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,9 +151,9 @@ func TestBodyReadsAndSeeksLikeAFile(t *testing.T) {
 // The local file is read twice. If it says something else the second time,
 // nothing of it reaches the manifest.
 func TestSourceThatChangesIsNotUploaded(t *testing.T) {
-	for _, at := range []int{0, 8, 17, 80} { // base offset, length, CRC, record
+	for i, at := range []int{0, 8, 17, 80, 0, 8, 17, 80} { // base offset, length, CRC, record
 		b := newBucket()
-		n := newNode(t, b, nodeOptions{})
+		n := newNode(t, b, nodeOptions{recode: Recode{Merge: i >= 4}})
 		src := newBuilder(t, 0).numbered(20)
 		pos := int(src.batches[5].pos) + at
 		b.Before(func(_ context.Context, c objstoretest.Call) error {
@@ -174,6 +174,7 @@ func TestDamagedSourceIsNotUploaded(t *testing.T) {
 	n := newNode(t, b, nodeOptions{})
 	build := newBuilder(t, 0)
 	first, second := build.numbered(3), build.numbered(4)
+	n.o.Recode = func() Recode { return Recode{Merge: true} }
 	second.file[second.batches[2].pos+70] ^= 1
 	m, err := n.Upload(t.Context(), asSources([]*memSource{first, second}))
 	if !errors.Is(err, record.ErrCorrupt) {
@@ -308,7 +309,7 @@ func TestEveryCallFailsOnce(t *testing.T) {
 			t.Run(fmt.Sprintf("unconditional=%t/%s", unconditional, f.name), func(t *testing.T) {
 				for k := 0; ; k++ {
 					b := newBucket()
-					n := newNode(t, b, nodeOptions{unconditional: unconditional})
+					n := newNode(t, b, nodeOptions{unconditional: unconditional, recode: Recode{Merge: k%2 == 0, Codec: record.Zstd}})
 					build := newBuilder(t, 0)
 					sources := []*memSource{build.numbered(10), build.numbered(10), build.numbered(10)}
 					met := failAt(b, k, f)

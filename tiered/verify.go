@@ -85,7 +85,7 @@ func (v *verifier) table() (table, error) {
 func (v *verifier) batches(tab table) (whole bool, err error) {
 	s := &stream{ctx: v.ctx, bucket: v.bucket, key: v.log, end: v.seg.Size}
 	var r record.Reader
-	records, maxTS := int64(0), int64(math.MinInt64)
+	records, tombstones, maxTS := int64(0), int64(0), int64(math.MinInt64)
 	i, crc := 0, uint32(0) // of the chunk the batch belongs to
 	err = s.batches(v.seg, table{}, func(pos int64, batch []byte, h record.BatchHeader) error {
 		if i < tab.len() {
@@ -112,7 +112,8 @@ func (v *verifier) batches(tab table) (whole bool, err error) {
 			maxTS = max(maxTS, h.MaxTimestamp)
 		}
 		n, err := v.keys.note(&r, 0)
-		records += n
+		records += n.records
+		tombstones += n.tombstones
 		if err != nil {
 			return record.Corrupt(v.log, pos, err)
 		}
@@ -126,6 +127,10 @@ func (v *verifier) batches(tab table) (whole bool, err error) {
 	}
 	if records != v.seg.Records || maxTS != v.seg.MaxTimestamp {
 		v.report(v.log, 0, fmt.Errorf("%d records up to timestamp %d, the manifest says %d up to %d", records, maxTS, v.seg.Records, v.seg.MaxTimestamp))
+	}
+	// A manifest of version 1 did not count tombstones; all records may be some.
+	if tombstones != v.seg.Tombstones && v.seg.Tombstones != v.seg.Records {
+		v.report(v.log, 0, fmt.Errorf("%d tombstones, the manifest says %d", tombstones, v.seg.Tombstones))
 	}
 	return true, nil
 }
