@@ -5,6 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
 
 	"keyhole/manifest"
 	"keyhole/objstore"
@@ -27,8 +31,35 @@ func IndexKey(prefix string, seg *manifest.Segment) string {
 	return prefix + segmentName(seg) + ".index"
 }
 
+const (
+	baseDigits    = 20 // of a segment's name are its base offset
+	uploadIDBytes = 36 // of a UUID
+)
+
 func segmentName(seg *manifest.Segment) string {
-	return fmt.Sprintf("%020d-%s", seg.BaseOffset, seg.UploadID)
+	return fmt.Sprintf("%0*d-%s", baseDigits, seg.BaseOffset, seg.UploadID)
+}
+
+// parseSegmentName takes apart the name of a segment's object, below the prefix of
+// its partition. ok is false for every other name.
+func parseSegmentName(name string) (base int64, uploadID string, ok bool) {
+	stem, isLog := strings.CutSuffix(name, ".log")
+	if !isLog {
+		if stem, ok = strings.CutSuffix(name, ".index"); !ok {
+			return 0, "", false
+		}
+	}
+	if len(stem) <= baseDigits+1 || stem[baseDigits] != '-' {
+		return 0, "", false
+	}
+	for _, c := range []byte(stem[:baseDigits]) {
+		if c < '0' || c > '9' {
+			return 0, "", false
+		}
+	}
+	base, err := strconv.ParseInt(stem[:baseDigits], 10, 64)
+	uploadID = stem[baseDigits+1:]
+	return base, uploadID, err == nil && len(uploadID) == uploadIDBytes && uuid.Validate(uploadID) == nil
 }
 
 // bucketStore keeps the manifest in the bucket.

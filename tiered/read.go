@@ -28,7 +28,8 @@ func tableFile(seg *manifest.Segment) string { return segmentName(seg) + tableSu
 // returned as it is, damage with the object and the position added.
 //
 // ErrUnknown, ErrNotRetained, ErrOverloaded as named; record.ErrCorrupt for
-// bytes that fail a check and for an object that is missing or too short;
+// bytes that fail a check and for an object that is missing or too short, unless
+// m is out of date and the manifest as it is now does not name it: ErrMoved;
 // otherwise the store's error or ctx's.
 func (t *Tier) ReadBatch(ctx context.Context, m *manifest.Manifest, offset int64, fn func(batch []byte, kafkaBase int64) error) (hit bool, err error) {
 	if t.closed.Load() {
@@ -44,7 +45,7 @@ func (t *Tier) ReadBatch(ctx context.Context, m *manifest.Manifest, offset int64
 	seg := &m.Segments[at]
 	tab, err := t.table(ctx, seg)
 	if err != nil {
-		return false, err
+		return false, t.moved(seg, err)
 	}
 	i, ok := tab.find(offset)
 	if !ok {
@@ -53,7 +54,7 @@ func (t *Tier) ReadBatch(ctx context.Context, m *manifest.Manifest, offset int64
 	c := tab.chunk(i)
 	data, hit, err := t.chunk(ctx, seg, i, c)
 	if err != nil {
-		return hit, err
+		return hit, t.moved(seg, err)
 	}
 	if err := batchAt(data, offset, fn); err != nil {
 		return hit, located(err, LogKey(t.prefix, seg), c.pos)

@@ -30,6 +30,8 @@ type Shared struct {
 
 	// uploads holds a token for each segment that is being uploaded.
 	uploads chan struct{}
+	// rewrites holds a token while one Rewrite runs.
+	rewrites chan struct{}
 
 	maxReads atomic.Int64
 	reads    atomic.Int64 // running
@@ -56,6 +58,7 @@ func NewShared(cacheBytes int64, maxReads int, reg prometheus.Registerer) *Share
 		chunks:   cache.New(cacheBytes),
 		tables:   cache.New(tableCacheBytes),
 		uploads:  make(chan struct{}, maxUploads),
+		rewrites: make(chan struct{}, 1),
 		rejected: counter("keyhole_remote_reads_rejected_total", "Reads of the bucket refused because too many were running."),
 		bytes:    counter("keyhole_remote_chunk_bytes_total", "Bytes of chunks read from the bucket for lookups."),
 		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keyhole_remote_repairs_total",
@@ -112,13 +115,21 @@ func (s *Shared) startRead() error {
 func (s *Shared) endRead() { s.reads.Add(-1) }
 
 // startUpload waits for one of the places for uploads; endUpload gives it back.
-func (s *Shared) startUpload(ctx context.Context) error {
+func (s *Shared) startUpload(ctx context.Context) error { return take(ctx, s.uploads) }
+
+func (s *Shared) endUpload() { <-s.uploads }
+
+// startRewrite waits for the one place for a Rewrite; endRewrite gives it back.
+func (s *Shared) startRewrite(ctx context.Context) error { return take(ctx, s.rewrites) }
+
+func (s *Shared) endRewrite() { <-s.rewrites }
+
+// take puts a token into places, or waits for ctx.
+func take(ctx context.Context, places chan struct{}) error {
 	select {
-	case s.uploads <- struct{}{}:
+	case places <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
-
-func (s *Shared) endUpload() { <-s.uploads }

@@ -3,6 +3,7 @@ package tiered
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"keyhole/manifest"
 	"keyhole/objstore"
@@ -22,6 +23,9 @@ type stream struct {
 	end    int64 // the object's size by the manifest
 	buf    []byte
 	ahead  [][]byte // pieces behind buf that were read already
+
+	// pace, unless nil, is called behind each read with the time it took.
+	pace func(ctx context.Context, took time.Duration) error
 }
 
 // next hands out exactly n bytes, valid until the next call. Asking past the
@@ -63,11 +67,15 @@ func (s *stream) piece(from, n int64) ([]byte, error) {
 		return piece, nil
 	}
 	n = min(max(pieceBytes, n), s.end-from)
+	began := time.Now()
 	piece, err := s.bucket.ReadRange(s.ctx, s.key, from, n)
 	if err != nil {
 		return nil, damaged(s.key, from, s.end, err)
 	}
-	return piece, nil
+	if s.pace != nil {
+		err = s.pace(s.ctx, time.Since(began))
+	}
+	return piece, err
 }
 
 // readAhead reads all that is left, piece by piece.

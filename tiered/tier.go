@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -78,7 +79,8 @@ type Tier struct {
 	end  context.CancelFunc
 	mu   struct {
 		sync.Mutex
-		calls sync.WaitGroup // not added to once closed
+		calls     sync.WaitGroup // not added to once closed
+		rewriting *rewriting     // that has not come through, nil: none
 	}
 }
 
@@ -94,6 +96,9 @@ func Open(o Options) (*Tier, error) {
 	t := &Tier{
 		o: o, prefix: Prefix(o.Topic, o.TopicID, o.Partition), runsAhead: runsAhead,
 		turn: make(chan struct{}, 1), pending: make(map[int64]*pending),
+	}
+	if err := o.FS.Remove(o.FS.PathJoin(o.Dir, rewriteFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove what a rewrite has left behind: %w", err)
 	}
 	t.life, t.end = context.WithCancel(context.Background())
 	t.manifest = manifest.Open(manifest.Options{
@@ -181,8 +186,10 @@ func (t *Tier) Look(ctx context.Context) (err error) {
 	return t.manifest.Look(ctx)
 }
 
-// sweep removes tables that neither the manifest nor a begun upload names: left
-// by a process that ended before its upload did. It runs when the bucket's own manifest is at hand.
+// sweep removes tables that neither the manifest nor a begun upload or Rewrite
+// names: left by a process that ended before its upload did, or of segments that
+// were replaced. It runs when the bucket's own manifest is at hand and who has the
+// turn asks for it.
 func (t *Tier) sweep() {
 	keep := make(map[string]bool)
 	m := t.Snapshot()
@@ -194,6 +201,11 @@ func (t *Tier) sweep() {
 			keep[tableFile(p.segment)] = true
 		}
 	}
+	t.mu.Lock()
+	if r := t.mu.rewriting; r != nil && len(r.old) > 0 {
+		keep[tableFile(&manifest.Segment{BaseOffset: r.old[0].BaseOffset, UploadID: r.uploadID})] = true
+	}
+	t.mu.Unlock()
 	t.files.Lock()
 	defer t.files.Unlock()
 	names, err := t.o.FS.List(t.o.Dir)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -46,11 +45,8 @@ func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest,
 		return t.Snapshot(), err
 	}
 	defer t.unlock()
-	switch {
-	case t.Fenced():
-		return t.Snapshot(), ErrFenced
-	case !t.claimed:
-		return t.Snapshot(), ErrNotClaimed
+	if err := t.writableLocked(); err != nil {
+		return t.Snapshot(), err
 	}
 	var stored []manifest.Segment
 	var failure error
@@ -69,20 +65,17 @@ func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest,
 		}
 		next = src.NextOffset()
 	}
-	before := t.Snapshot()
-	err = t.manifest.Commit(ctx, func(m *manifest.Manifest) (*manifest.Manifest, error) {
+	err = t.commit(ctx, func(m *manifest.Manifest) (*manifest.Manifest, error) {
 		out, err := m.With(stored...)
 		if err != nil {
 			return nil, err
 		}
 		return out.Advance(next), nil
 	})
-	if m = t.Snapshot(); m != before {
-		t.lastCommit.Store(time.Now().UnixNano())
-		for base, p := range t.pending {
-			if p.last < m.Next() {
-				delete(t.pending, base)
-			}
+	m = t.Snapshot()
+	for base, p := range t.pending {
+		if p.last < m.Next() {
+			delete(t.pending, base)
 		}
 	}
 	return m, errors.Join(failure, err)
