@@ -272,3 +272,43 @@ func TestForget(t *testing.T) {
 		t.Error("the original changed")
 	}
 }
+
+// Two manifests made of one do not write into each other's lists, also where those
+// have room at their ends.
+func TestBranchesShareNothing(t *testing.T) {
+	base := filled(t)
+	base.Segments = slices.Grow(base.Segments, 10)
+	base.LeaderEpochs = slices.Grow(base.LeaderEpochs, 10)
+	base.Removed = slices.Grow(base.Removed, 10)
+	branches := map[string]func(id string) (*manifest.Manifest, error){
+		"With": func(id string) (*manifest.Manifest, error) {
+			return base.With(epochSegment(60, 69, id, int64(len(id)+2)))
+		},
+		"Replace": func(id string) (*manifest.Manifest, error) {
+			return base.Replace(base.Segments[len(id):len(id)+1], nil, 0, later)
+		},
+		"Truncate": func(id string) (*manifest.Manifest, error) { return base.Truncate(int64(len(id))*10, later) },
+	}
+	for name, branch := range branches {
+		one, err := branch("x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		was := clone(one)
+		if _, err := branch("xx"); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(one, was) {
+			t.Errorf("%s: another one changed %+v to %+v", name, was, one)
+		}
+	}
+}
+
+// A manifest that was put together by hand says where it ends by its segments alone.
+func TestEndWithoutSayingSo(t *testing.T) {
+	m := &manifest.Manifest{Segments: []manifest.Segment{segment(0, 9, "a"), segment(10, 19, "b")}}
+	got, err := m.Replace(m.Segments[1:], nil, 0, later)
+	if err != nil || got.Next() != 20 {
+		t.Errorf("the end went from %d to %d, %v", m.Next(), got.Next(), err)
+	}
+}

@@ -132,6 +132,9 @@ func TestFollowDoesNotGoBack(t *testing.T) {
 		{name: "fewer offsets", data: made(func(m *manifest.Manifest) {
 			m.NextOffset, m.Segments, m.LeaderEpochs = 10, m.Segments[:1], m.LeaderEpochs[:1]
 		})},
+		{name: "fewer offsets of one epoch", data: made(func(m *manifest.Manifest) {
+			m.NextOffset, m.Segments = 15, []manifest.Segment{m.Segments[0], epochSegment(10, 14, "y", 1001)}
+		})},
 		{name: "same offsets given again", data: made(func(m *manifest.Manifest) {
 			m.LeaderEpochs = []manifest.EpochStart{m.LeaderEpochs[0], {Epoch: 2001, StartOffset: 10}}
 		})},
@@ -242,6 +245,23 @@ func TestFollowingIsNoClaim(t *testing.T) {
 	} else if !strings.Contains(err.Error(), "p/manifest.json.replica") {
 		t.Errorf("error does not name the copy: %v", err)
 	}
+}
+
+// Of two copies on one disk the later counts.
+func TestLaterOfTwoCopiesCounts(t *testing.T) {
+	s, fs := &memStore{conditional: true}, newFS(t)
+	claimed(t, s, "first")
+	follows(t, manifest.Open(options(s, fs, "w")), true)
+	w := manifest.Open(options(s, fs, "w"))
+	if _, err := w.Claim(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	mustCommit(t, w, segment(0, 9, "x"))
+	wantRanges(t, manifest.Open(options(s, fs, "w")).Current(), [2]int64{0, 9})
+
+	mustCommit(t, claimed(t, s, "other"), segment(10, 19, "y"))
+	follows(t, manifest.Open(options(s, fs, "w")), true)
+	wantRanges(t, manifest.Open(options(s, fs, "w")).Current(), [2]int64{0, 9}, [2]int64{10, 19})
 }
 
 // The copy is tried again when it could not be written; the manifest counts at once.
