@@ -21,7 +21,8 @@ const openPatience = 10 * time.Second
 // no topic is made (ErrBucketUnknown), because it may exist there already.
 // It returns once the partitions have opened, so that the next write finds them
 // ready, or after openPatience.
-// Errors: *InvalidError, ErrTopicExists, ErrBucketUnknown, ErrClosed.
+// Errors: *InvalidError, ErrTopicExists, ErrBucketUnknown, ErrReadReplica,
+// ErrClosed.
 func (c *Catalog) CreateTopic(ctx context.Context, name string, partitions int32, configs map[string]string) (*Topic, error) {
 	t, uploaded, err := c.create(name, partitions, configs)
 	if err != nil {
@@ -33,6 +34,9 @@ func (c *Catalog) CreateTopic(ctx context.Context, name string, partitions int32
 }
 
 func (c *Catalog) create(name string, partitions int32, configs map[string]string) (*Topic, <-chan struct{}, error) {
+	if err := c.CheckWriter(); err != nil {
+		return nil, nil, err
+	}
 	bad := &InvalidError{}
 	if err := checkTopicName(name); err != nil {
 		bad.add("name", err.Error())
@@ -70,7 +74,7 @@ func (c *Catalog) create(name string, partitions int32, configs map[string]strin
 	}
 	data := &topicData{
 		Name: name, ID: newID(), Partitions: partitions,
-		CreatedMS: time.Now().UnixMilli(), Revision: 1, Properties: properties,
+		CreatedMS: c.now().UnixMilli(), Revision: 1, Properties: properties,
 	}
 	if err := c.disk.writeTopic(data); err != nil {
 		return nil, nil, err
@@ -96,10 +100,14 @@ func asAny(m map[string]string) map[string]any {
 // lookups give ErrTopicNotFound, the partitions are closed, and their local
 // files removed. In the bucket the topic is marked as deleted, now or as soon as
 // the bucket can be reached, also after a restart; its objects stay for
-// cloud_storage_gc_grace_ms. Errors: ErrTopicNotFound, ErrBucketUnknown,
-// ErrClosed, and those of the disk.
+// cloud_storage_gc_grace_ms, then the sweeper deletes them. Errors:
+// ErrTopicNotFound, ErrBucketUnknown, ErrReadReplica, ErrClosed, and those of
+// the disk.
 func (c *Catalog) DeleteTopic(ctx context.Context, name string) error {
-	t, err := c.beginDeletion(func(s *snapshot) (*Topic, error) {
+	if err := c.CheckWriter(); err != nil {
+		return err
+	}
+	t, err := c.beginDeletion(c.now().UnixMilli(), func(s *snapshot) (*Topic, error) {
 		if t := s.byName[name]; t != nil {
 			return t, nil
 		}
@@ -119,9 +127,9 @@ func (c *Catalog) DeleteTopic(ctx context.Context, name string) error {
 }
 
 // beginDeletion makes the deletion of the picked topic durable and takes it out
-// of the snapshot. If it gives a topic, the caller calls finishDeletion, then
-// wg.Done.
-func (c *Catalog) beginDeletion(pick func(*snapshot) (*Topic, error)) (*Topic, error) {
+// of the snapshot. at is when it was deleted, in Unix milliseconds. If it gives a
+// topic, the caller calls finishDeletion, then wg.Done.
+func (c *Catalog) beginDeletion(at int64, pick func(*snapshot) (*Topic, error)) (*Topic, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed.Load() {
@@ -133,7 +141,7 @@ func (c *Catalog) beginDeletion(pick func(*snapshot) (*Topic, error)) (*Topic, e
 	}
 	mark := *t.config.Load().data
 	mark.Revision++
-	mark.DeletedMS = time.Now().UnixMilli()
+	mark.DeletedMS = at
 	if err := c.disk.writeDeleted(&mark); err != nil {
 		return nil, err
 	}
@@ -175,7 +183,8 @@ func (c *Catalog) finishDeletion(ctx context.Context, t *Topic) (marked <-chan s
 }
 
 // settleDeletionLocked goes on with a deletion whose local files are gone: it is
-// finished where no bucket can have the topic, else the keeper marks it there.
+// finished where no bucket can have the topic, else the keeper marks it there,
+// and the sweeper ends it.
 // Without a store, a disk that once had one keeps the deletion for the day when
 // it has it again.
 func (c *Catalog) settleDeletionLocked(t *topicData) error {
@@ -191,7 +200,7 @@ func (c *Catalog) settleDeletionLocked(t *topicData) error {
 // AlterTopic sets and removes properties of a topic; a removed one is back at
 // its default. Everything is checked, then durable on this disk, then in force
 // for all partitions; nothing is applied if any of it is refused. Errors:
-// *InvalidError, those of Topic, and those of the disk.
+// *InvalidError, those of Topic, ErrReadReplica, and those of the disk.
 func (c *Catalog) AlterTopic(ctx context.Context, name string, upsert map[string]string, remove []string) error {
 	uploaded, err := c.alter(name, upsert, remove)
 	if err != nil {
@@ -202,6 +211,9 @@ func (c *Catalog) AlterTopic(ctx context.Context, name string, upsert map[string
 }
 
 func (c *Catalog) alter(name string, upsert map[string]string, remove []string) (<-chan struct{}, error) {
+	if err := c.CheckWriter(); err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed.Load() {

@@ -70,6 +70,12 @@ type Options struct {
 	// AutoCreate makes topics on their first write (TopicForWrite), and begins
 	// a new data directory with all switches on. For a laptop.
 	AutoCreate bool
+	// ReadReplica answers from a bucket that another node writes, and writes
+	// nothing into it: see replica.go. A new data directory begins with all
+	// switches on. Needs Bucket, and excludes AutoCreate.
+	ReadReplica bool
+
+	now func() time.Time // nil: guardedClock
 }
 
 // Catalog holds the topics of a node. All methods may be called in parallel.
@@ -91,7 +97,10 @@ type Catalog struct {
 	switches atomic.Pointer[switches]
 	remote   *remote
 	keeper   keeper
-	failed   chan error // holds one
+	sweeper  sweeper
+	follow   chan struct{}    // wakes a read replica's follower; holds one wish
+	now      func() time.Time // what is deleted by age goes by it
+	failed   chan error       // holds one
 	closed   atomic.Bool
 	close    struct {
 		sync.Once
@@ -136,7 +145,19 @@ func (c *Catalog) store() bool { return c.o.Bucket != nil }
 // it can do are found out in the background, see ErrBucketUnknown. A damaged
 // config.json or node.json is an error that names the file.
 func Open(ctx context.Context, o Options) (*Catalog, error) {
-	c := &Catalog{o: o, disk: disk{o.FS, o.DataDir}, gone: make(map[string]bool), failed: make(chan error, 1), remote: newRemote(), start: semaphore.NewWeighted(startsAtOnce)}
+	if o.ReadReplica {
+		if o.Bucket == nil || o.AutoCreate {
+			return nil, errors.New("a read replica needs an object store and makes no topics")
+		}
+		o.Bucket = objstore.ReadOnly(o.Bucket)
+	}
+	c := &Catalog{
+		o: o, disk: disk{o.FS, o.DataDir}, gone: make(map[string]bool), failed: make(chan error, 1), remote: newRemote(),
+		start: semaphore.NewWeighted(startsAtOnce), sweeper: newSweeper(), follow: make(chan struct{}, 1), now: o.now,
+	}
+	if c.now == nil {
+		c.now = guardedClock()
+	}
 	var err error
 	if c.lock, err = c.disk.lock(); err != nil {
 		return nil, err
@@ -146,7 +167,7 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 	}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	c.snap.Store(&snapshot{byName: map[string]*Topic{}, broken: map[string]error{}, known: !c.store()})
-	if c.store() {
+	if c.store() && !o.ReadReplica {
 		c.keeper.kick, c.keeper.work = make(chan struct{}, 1), make(map[string]*upkeep)
 	}
 	sw := c.switches.Load()
@@ -158,10 +179,15 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 	if err := c.openLocal(); err != nil {
 		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 	}
-	if c.store() {
+	switch {
+	case !c.store():
+	case o.ReadReplica:
+		c.wg.Go(c.followTopics)
+	default:
 		c.wg.Go(c.attach)
 		c.wg.Go(c.keep)
 		c.wg.Go(c.watch)
+		c.wg.Go(c.sweep)
 	}
 	return c, nil
 }
@@ -173,8 +199,11 @@ func (c *Catalog) load() error {
 	if err != nil {
 		return err
 	}
+	if found && c.node.ReadReplica != c.o.ReadReplica {
+		return wrongRole(c.o.ReadReplica)
+	}
 	if !found {
-		c.node = nodeData{NodeID: newID()}
+		c.node = nodeData{NodeID: newID(), ReadReplica: c.o.ReadReplica}
 		if err := c.disk.write(path, formatNode, &c.node); err != nil {
 			return err
 		}
@@ -185,7 +214,7 @@ func (c *Catalog) load() error {
 	if found, err = c.disk.read(path, formatConfig, &config); err != nil {
 		return err
 	}
-	if !found && c.o.AutoCreate {
+	if !found && (c.o.AutoCreate || c.o.ReadReplica) {
 		config = configData{
 			Properties: overrides{propIndexEnabled: "true", propRemoteRead: "true"},
 			Features:   map[string]string{FeatureIndex: StateActive},
@@ -195,7 +224,7 @@ func (c *Catalog) load() error {
 		}
 		c.o.Logger.Info("new data directory: all switches begin as on", "file", path)
 	}
-	c.switches.Store(newSwitches(&config, c.store()))
+	c.switches.Store(c.newSwitches(&config))
 	return nil
 }
 

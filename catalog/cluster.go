@@ -68,8 +68,10 @@ func (c *Catalog) applyLocked(data *configData) (*switches, error) {
 	if err := c.disk.write(c.disk.path(configFile), formatConfig, data); err != nil {
 		return nil, fmt.Errorf("write configuration: %w", err)
 	}
-	sw := newSwitches(data, c.store())
+	sw := c.newSwitches(data)
 	c.switches.Store(sw)
+	c.sweeper.wake() // the grace period may be another one
+	c.wakeFollower()
 	c.tiers.SetCacheSize(sw.cacheBytes)
 	c.tiers.SetMaxReads(int(sw.remoteReads))
 	for _, t := range c.snap.Load().sorted {

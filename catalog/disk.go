@@ -183,6 +183,29 @@ func (d disk) list(dir string) ([]string, error) {
 	return names, nil
 }
 
+// topicFolders gives name and id of every topic directory.
+func (d disk) topicFolders() (found []localTopic, err error) {
+	names, err := d.list(d.path(topicsDir))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if checkTopicName(name) != nil {
+			continue
+		}
+		ids, err := d.list(d.path(topicsDir, name))
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range ids {
+			if checkID("id", id) == nil {
+				found = append(found, localTopic{name: name, id: id})
+			}
+		}
+	}
+	return found, nil
+}
+
 // localTopic is what a topic directory holds: a topic, or the reason why it
 // cannot be told.
 type localTopic struct {
@@ -195,30 +218,21 @@ type localTopic struct {
 // without topic.json is a creation that a crash cut short, or waits for the
 // bucket to name it; it is no topic.
 func (d disk) topics(deleted map[string]*topicData) ([]localTopic, error) {
-	names, err := d.list(d.path(topicsDir))
+	found, err := d.topicFolders()
 	if err != nil {
 		return nil, err
 	}
 	var out []localTopic
-	for _, name := range names {
-		if checkTopicName(name) != nil {
+	for _, f := range found {
+		if deleted[f.id] != nil {
 			continue
 		}
-		ids, err := d.list(d.path(topicsDir, name))
+		t, err := d.readTopic(f.name, f.id)
 		if err != nil {
 			return nil, err
 		}
-		for _, id := range ids {
-			if checkID("id", id) != nil || deleted[id] != nil {
-				continue
-			}
-			t, err := d.readTopic(name, id)
-			if err != nil {
-				return nil, err
-			}
-			if t != nil {
-				out = append(out, *t)
-			}
+		if t != nil {
+			out = append(out, *t)
 		}
 	}
 	return out, nil

@@ -113,6 +113,8 @@ func checkID(what, id string) error {
 type nodeData struct {
 	// NodeID is the writer id in manifests, made with the directory.
 	NodeID string `json:"node_id"`
+	// ReadReplica says that the directory is a read replica's and holds no log.
+	ReadReplica bool `json:"read_replica,omitempty"`
 	// ClusterID is the id of the bucket that the directory belongs to; empty
 	// until one has been seen.
 	ClusterID string `json:"cluster_id,omitempty"`

@@ -48,6 +48,9 @@ type node struct {
 	bucket objstore.Bucket
 	logs   logBuffer
 	dev    bool
+
+	replica bool
+	clock   func() time.Time // nil: the real one
 }
 
 func newNode(t testing.TB, bucket objstore.Bucket) *node {
@@ -56,7 +59,7 @@ func newNode(t testing.TB, bucket objstore.Bucket) *node {
 
 func (n *node) open() (*Catalog, error) {
 	return Open(context.Background(), Options{
-		DataDir: n.dir, FS: n.fs, Bucket: n.bucket, AutoCreate: n.dev,
+		DataDir: n.dir, FS: n.fs, Bucket: n.bucket, AutoCreate: n.dev, ReadReplica: n.replica, now: n.clock,
 		Logger:     slog.New(slog.NewTextHandler(&n.logs, nil)),
 		Registerer: prometheus.NewRegistry(),
 	})

@@ -107,8 +107,10 @@ func TopicDirectory(fsys vfs.FS, dir, name, id string) string {
 type Directory struct {
 	NodeID    string // the writer id in manifests; empty if not known
 	ClusterID string // empty: no bucket seen yet
-	Topics    []StoredTopic
-	Deleted   []*Description // deletions not finished
+	// ReadReplica says that a read replica made the directory: there is no log.
+	ReadReplica bool
+	Topics      []StoredTopic
+	Deleted     []*Description // deletions not finished: the bucket may not be swept yet
 	// Damage are documents that keep the node from starting, or a topic from
 	// being opened; each names its file.
 	Damage []error
@@ -162,7 +164,7 @@ func (in *inspection) node() error {
 		return err
 	}
 	if err == nil {
-		in.out.NodeID, in.out.ClusterID = node.NodeID, node.ClusterID
+		in.out.NodeID, in.out.ClusterID, in.out.ReadReplica = node.NodeID, node.ClusterID, node.ReadReplica
 	}
 	var config configData
 	_, err = in.d.read(in.d.path(configFile), formatConfig, &config)

@@ -162,7 +162,7 @@ func (c *Catalog) keepOnce() error {
 	for _, u := range work {
 		err := c.putTopic(u.data)
 		if err == nil {
-			err = c.kept(u)
+			c.kept(u)
 		}
 		k.mu.Lock()
 		u.attemptedLocked()
@@ -186,19 +186,19 @@ func (c *Catalog) keepOnce() error {
 }
 
 // kept follows up on an object that has reached the bucket.
-func (c *Catalog) kept(u *upkeep) error {
+func (c *Catalog) kept(u *upkeep) {
 	if u.gate != nil {
 		u.gate.open()
 	}
-	if u.data.DeletedMS == 0 {
-		return nil
+	if u.data.DeletedMS != 0 {
+		c.sweeper.add(u.data)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.disk.forgetDeleted(u.data.ID)
 }
 
-func topicObject(name, id string) string { return name + "/" + id + "/" + topicFile }
+// topicPrefix is where all objects of a topic are.
+func topicPrefix(name, id string) string { return name + "/" + id + "/" }
+
+func topicObject(name, id string) string { return topicPrefix(name, id) + topicFile }
 
 func (c *Catalog) putTopic(data *topicData) error {
 	b, err := encodeDocument(formatTopic, data)

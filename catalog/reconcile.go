@@ -11,7 +11,7 @@ import (
 // catalog know every topic:
 //
 //	only in the bucket, alive      adopted: written to disk, opened
-//	only in the bucket, deleted    passed over
+//	only in the bucket, deleted    left to the sweeper
 //	on both, bucket behind         the keeper writes the bucket's copy anew
 //	on both, deleted there         deleted here: somebody did so through another node
 //	on both, another id there      this disk's topic stays; reported if that id is newer
@@ -47,7 +47,9 @@ func (c *Catalog) reconcile(ctx context.Context, found []*foundTopic) error {
 			note("topic %s: its description in the bucket cannot be read: %v", f.name, f.err)
 		case f.err != nil:
 			c.o.Logger.Warn("description of a topic in the bucket is written anew", "topic", f.name, "id", f.id, "err", f.err)
-		case f.data == nil, f.data.DeletedMS != 0:
+		case f.data == nil:
+		case f.data.DeletedMS != 0:
+			c.sweeper.add(f.data)
 		default:
 			if have := newest[f.name]; have == nil || f.data.newerThan(have.data) {
 				newest[f.name] = f
@@ -139,7 +141,7 @@ func (c *Catalog) deleteMarked(ctx context.Context, found []*foundTopic) error {
 		if f.data == nil || f.data.DeletedMS == 0 {
 			continue
 		}
-		t, err := c.beginDeletion(func(s *snapshot) (*Topic, error) {
+		t, err := c.beginDeletion(f.data.DeletedMS, func(s *snapshot) (*Topic, error) {
 			if t := s.byName[f.name]; t != nil && t.id == f.id {
 				return t, nil
 			}

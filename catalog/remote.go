@@ -108,33 +108,46 @@ func permanent(err error) error {
 //	cluster.json ─► verified: reads pass ─► probe ─► topics ─► known: writes pass
 func (c *Catalog) attach() {
 	a := attacher{c: c}
-	var said error // the class of the permanent error that was logged last
-	for backoff := time.Duration(0); ; {
+	var tries bucketTries
+	for {
 		err := a.run(c.ctx)
 		c.remote.set(err)
-		class := permanent(err)
-		switch {
-		case err == nil, c.ctx.Err() != nil:
+		if err == nil || c.ctx.Err() != nil {
 			return
-		case class != nil:
-			backoff = maxBackoff
-			// Not by its text, which may differ each time by a request's id.
-			if class != said {
-				c.o.Logger.Error("object store cannot be used; somebody has to mend this", "err", err)
-				said = class
-			}
-			if s := c.snap.Load(); len(s.byName)+len(s.broken) == 0 {
-				select {
-				case c.failed <- err:
-				default: // it has been delivered
-				}
-			}
-		default:
-			backoff, said = nextBackoff(backoff), nil
-			c.o.Logger.Warn("topics of the object store are not known yet; will try again", "err", err, "in", backoff)
 		}
-		c.pause(jitter(backoff), nil)
+		c.pause(tries.failed(c, err), nil)
 	}
+}
+
+// bucketTries paces the attempts to learn the topics of the bucket. Its zero
+// value is that of no failure.
+type bucketTries struct {
+	backoff time.Duration
+	said    error // the class of the permanent error that was logged last
+}
+
+// failed logs a failure, delivers it to Failed if it is for good and leaves
+// nothing to be served, and gives the pause until the next attempt.
+func (t *bucketTries) failed(c *Catalog, err error) (pause time.Duration) {
+	class := permanent(err)
+	if class == nil {
+		t.backoff, t.said = nextBackoff(t.backoff), nil
+		c.o.Logger.Warn("topics of the object store are not known yet; will try again", "err", err, "in", t.backoff)
+		return jitter(t.backoff)
+	}
+	t.backoff = maxBackoff
+	// Not by its text, which may differ each time by a request's id.
+	if class != t.said {
+		c.o.Logger.Error("object store cannot be used; somebody has to mend this", "err", err)
+		t.said = class
+	}
+	if s := c.snap.Load(); len(s.byName)+len(s.broken) == 0 {
+		select {
+		case c.failed <- err:
+		default: // it has been delivered
+		}
+	}
+	return jitter(t.backoff)
 }
 
 // attacher remembers which steps are done, so that a repetition goes on where
@@ -155,7 +168,7 @@ func (a *attacher) run(ctx context.Context) error {
 	if err := a.probe(ctx); err != nil {
 		return err
 	}
-	found, err := a.c.discover(ctx)
+	found, err := a.c.discover(ctx, "")
 	if err != nil {
 		return err
 	}
@@ -178,6 +191,12 @@ func (a *attacher) verify(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return c.belongsTo(id)
+}
+
+// belongsTo compares the id of the bucket with that of this directory, which has
+// it for good from the first time on.
+func (c *Catalog) belongsTo(id string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch c.node.ClusterID {
@@ -202,11 +221,7 @@ func (c *Catalog) readCluster(ctx context.Context) (id string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("read %s of the bucket: %w", clusterObject, err)
 	}
-	var data clusterData
-	if err := decodeDocument(clusterObject, formatCluster, b, &data); err != nil {
-		return "", err
-	}
-	return data.ClusterID, nil
+	return DecodeCluster(b)
 }
 
 // writeCluster makes the bucket a cluster's. Of two that try at once, one wins
@@ -278,27 +293,15 @@ type foundTopic struct {
 	err      error
 }
 
-// discover reads every topic.json of the bucket. What cannot be read for now
-// fails the whole: half of the topics would make "not found" a lie.
-func (c *Catalog) discover(ctx context.Context) ([]*foundTopic, error) {
+// discover reads every topic.json of the bucket, or of the topics of one name.
+// What cannot be read for now fails the whole: half of the topics would make
+// "not found" a lie.
+func (c *Catalog) discover(ctx context.Context, name string) ([]*foundTopic, error) {
 	ctx, cancel := context.WithTimeout(ctx, listPatience)
 	defer cancel()
-	var found []*foundTopic
-	err := c.o.Bucket.ListPrefixes(ctx, "", func(prefix string) error {
-		name := strings.TrimSuffix(prefix, "/")
-		if checkTopicName(name) != nil {
-			return nil // the probe's folder, or not ours
-		}
-		return c.o.Bucket.ListPrefixes(ctx, prefix, func(prefix string) error {
-			id := strings.TrimSuffix(strings.TrimPrefix(prefix, name+"/"), "/")
-			if checkID("id", id) == nil {
-				found = append(found, &foundTopic{name: name, id: id})
-			}
-			return nil
-		})
-	})
+	found, err := c.topicFolders(ctx, name)
 	if err != nil {
-		return nil, fmt.Errorf("list the bucket's topics: %w", err)
+		return nil, err
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(readsAtOnce)
@@ -308,6 +311,33 @@ func (c *Catalog) discover(ctx context.Context) ([]*foundTopic, error) {
 	return found, g.Wait()
 }
 
+// topicFolders lists the folders of topics in the bucket, of all names if name is
+// empty.
+func (c *Catalog) topicFolders(ctx context.Context, name string) (found []*foundTopic, err error) {
+	ids := func(folder string) error {
+		name := strings.TrimSuffix(folder, "/")
+		if checkTopicName(name) != nil {
+			return nil // the probe's folder, or not ours
+		}
+		return c.o.Bucket.ListPrefixes(ctx, folder, func(prefix string) error {
+			id := strings.TrimSuffix(strings.TrimPrefix(prefix, folder), "/")
+			if checkID("id", id) == nil {
+				found = append(found, &foundTopic{name: name, id: id})
+			}
+			return nil
+		})
+	}
+	if name != "" {
+		err = ids(name + "/")
+	} else {
+		err = c.o.Bucket.ListPrefixes(ctx, "", ids)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the bucket's topics: %w", err)
+	}
+	return found, nil
+}
+
 // readTopicObject fills f in. Objects without a topic.json are what a deletion
 // that swept it first would leave; they are no topic.
 func (c *Catalog) readTopicObject(ctx context.Context, f *foundTopic) error {
@@ -315,6 +345,11 @@ func (c *Catalog) readTopicObject(ctx context.Context, f *foundTopic) error {
 	defer cancel()
 	key := topicObject(f.name, f.id)
 	b, _, err := c.o.Bucket.Get(ctx, key, maxDocumentBytes)
+	return f.fill(key, b, err)
+}
+
+// fill takes what reading the object gave.
+func (f *foundTopic) fill(key string, b []byte, err error) error {
 	switch {
 	case errors.Is(err, objstore.ErrNotFound):
 		return nil

@@ -15,6 +15,7 @@ type switches struct {
 	features map[string]string // every feature there is
 	version  int64             // config_version
 	store    bool              // an object store is configured
+	replica  bool              // this node writes nothing into it
 
 	indexEnabled  bool
 	remoteRead    bool
@@ -49,6 +50,13 @@ func newSwitches(data *configData, store bool) *switches {
 	return s
 }
 
+// newSwitches is newSwitches for this node.
+func (c *Catalog) newSwitches(data *configData) *switches {
+	s := newSwitches(data, c.store())
+	s.replica = c.o.ReadReplica
+	return s
+}
+
 // data is the persistent form of s.
 func (s *switches) data() *configData {
 	return &configData{Version: s.version, Properties: maps.Clone(s.over), Features: maps.Clone(s.features)}
@@ -74,7 +82,7 @@ func partitionSettings(c *topicConfig, sw *switches) partition.Settings {
 		IndexMaintained:  maintained,
 		IndexActive:      maintained && sw.indexEnabled && sw.features[FeatureIndex] == StateActive,
 		RemoteRead:       sw.store && sw.remoteRead && v.flag(propTopicRemoteRead),
-		RemoteWrite:      sw.store && v.flag(propTopicRemoteWrite),
+		RemoteWrite:      sw.store && !sw.replica && v.flag(propTopicRemoteWrite),
 		SegmentBytes:     v.number(propSegmentBytes),
 		SegmentAge:       max(0, unlimitedMillis(v.number(propSegmentAge))),
 		LocalTargetBytes: v.number(propLocalBytes),

@@ -132,8 +132,12 @@ func (c *Catalog) openLocked(data *topicData, fresh bool) (*Topic, error) {
 	if c.store() {
 		t.gate = newGate(c.remote, c.storeTrouble)
 		bucket = &gatedBucket{Bucket: c.o.Bucket, gate: t.gate}
+		if c.o.ReadReplica {
+			t.gate.open() // the bucket itself refuses writes, and at once
+		}
 	}
-	conditional := c.node.Conditional != nil && *c.node.Conditional
+	// A replica never writes, so nothing is known of conditions and nothing asked.
+	conditional := c.o.ReadReplica || c.node.Conditional != nil && *c.node.Conditional
 	c.conditional = c.conditional || conditional
 	settings := partitionSettings(config, c.switches.Load())
 	t.partitions = make([]*partition.Partition, data.Partitions)
@@ -146,6 +150,7 @@ func (c *Catalog) openLocked(data *topicData, fresh bool) (*Topic, error) {
 			Partition:   int32(n),
 			Writer:      c.node.NodeID,
 			New:         fresh,
+			Replica:     c.o.ReadReplica,
 			Bucket:      bucket,
 			Conditional: conditional,
 			Tiers:       c.tiers,
