@@ -10,6 +10,8 @@
 //   - damage is an error that matches record.ErrCorrupt; after a failed write the
 //     index accepts no more, keeps answering reads, and says why (ErrFailed). The
 //     process never ends from inside;
+//   - a snapshot is the entries and the position of one commit, for whoever has to
+//     decide by them what is alive, and fails with the index;
 //   - a thousand idle indexes share one block cache, one file cache and one
 //     compaction slot for every two processors, and cost next to nothing.
 //

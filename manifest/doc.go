@@ -10,6 +10,9 @@
 //     damaged manifest is a [record.CorruptError], never an empty one.
 //   - A manifest is replaced whole, and only by the writer that holds the
 //     highest epoch. A writer that meets a higher epoch is fenced for good.
+//   - What is called removed stays named until its objects are gone, and a record
+//     keeps its epoch whatever segment holds it.
+//   - A handle that follows writes nothing to the bucket and never goes back.
 //   - Absent is what the store called absent. A refusal, an outage or garbage
 //     is an error, and nothing is written after one.
 //
@@ -23,6 +26,12 @@
 // bucket. It is written after the bucket has the same bytes and before Commit
 // returns, so it is never ahead of the bucket and never behind what a caller
 // was told.
+//
+// How a read replica sees it:
+//
+//	Follow ──► Store.LoadIfChanged(If-None-Match) ──► continues current? ──► current ──► copy
+//	                                                        │ no
+//	                                                        └──► record.ErrCorrupt, current stays
 //
 // The format is described in docs/format/manifest.md.
 package manifest
