@@ -147,7 +147,7 @@ func (e *edits) check(next *manifest.Manifest) error {
 func TestRandomEdits(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	for round := range uint64(20) {
+	for round := range uint64(8) {
 		rng := rand.New(rand.NewPCG(seed, round))
 		s := &memStore{conditional: true}
 		w := claimed(t, s, "w")
