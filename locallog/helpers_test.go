@@ -40,6 +40,15 @@ func batchWith(t testing.TB, codec record.Codec, values ...string) []byte {
 	return b
 }
 
+// batchBytes is batchOf where no test is at hand.
+func batchBytes(value string) []byte {
+	b, err := record.AppendBatch(nil, record.BatchOptions{LastOffset: -1}, []record.Record{{Key: []byte("k"), Value: []byte(value)}})
+	if err != nil {
+		panic(err) // the record is one that can be encoded
+	}
+	return b
+}
+
 func options(fs vfs.FS) Options { return Options{FS: fs, Dir: testDir} }
 
 func mustOpen(t testing.TB, o Options) *Log {

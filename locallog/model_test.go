@@ -18,7 +18,7 @@ import (
 var seedFlag = flag.Uint64("seed", 0, "run the property test with this seed only")
 
 // The property of DESIGN that everything above relies on: whatever is appended,
-// noted, rolled, trimmed, truncated, closed and crashed, the Kafka offset of every
+// noted, rolled, compacted, trimmed, truncated, closed and crashed, the Kafka offset of every
 // record stays, its value is the one that was written, and nothing that was
 // answered is lost if it was to be synced before the answer.
 func TestModel(t *testing.T) {
@@ -103,8 +103,10 @@ func (m *model) run(steps int) {
 	ctx := context.Background()
 	for step := range steps {
 		switch p := m.rng.IntN(100); {
-		case p < 50:
+		case p < 44:
 			m.append(ctx)
+		case p < 50:
+			m.compact(ctx)
 		case p < 58:
 			m.remote = max(m.remote, m.start+m.rng.Int64N(m.next-m.start+1))
 			must(m.t, m.l.Note(ctx, Note{RemoteNext: m.remote, ManifestGeneration: int64(step)}))
@@ -170,6 +172,35 @@ func (m *model) append(ctx context.Context) {
 	if m.applied != m.next {
 		m.t.Fatalf("applied up to %d, want %d", m.applied, m.next)
 	}
+}
+
+// compact takes some of the records out of a segment. The next crash may come at
+// any time, so what is gone must be gone for good.
+func (m *model) compact(ctx context.Context) {
+	var sealed []SegmentInfo
+	for _, s := range m.l.Segments() {
+		if s.Sealed {
+			sealed = append(sealed, s)
+		}
+	}
+	if len(sealed) == 0 {
+		return
+	}
+	s := sealed[m.rng.IntN(len(sealed))]
+	share := m.rng.IntN(11)
+	dead := map[int64]bool{}
+	done, err := m.l.CompactSegment(ctx, s.BaseLog, CompactOptions{
+		Codec: anyCodec(m.rng), Target: m.rng.IntN(1 << m.rng.IntN(16)),
+		Keep: func(_ []byte, off int64, _ bool) (bool, error) {
+			dead[off] = m.rng.IntN(10) >= share
+			return !dead[off], nil
+		},
+	})
+	must(m.t, err)
+	if done.Swapped {
+		maps.DeleteFunc(m.values, func(off int64, _ string) bool { return dead[off] })
+	}
+	m.checkRange()
 }
 
 func (m *model) trim(ctx context.Context) {

@@ -3,6 +3,7 @@ package rewrite_test
 import (
 	"bytes"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,6 +12,15 @@ import (
 )
 
 var codecs = []record.Codec{record.None, record.Gzip, record.Snappy, record.LZ4, record.Zstd}
+
+// anyCodec is a random codec, none more often than the others: compressors are
+// slow to make, and pools of them keep little under the race detector.
+func anyCodec(rnd *rand.Rand) record.Codec {
+	if rnd.IntN(4) > 0 {
+		return record.None
+	}
+	return codecs[rnd.IntN(len(codecs))]
+}
 
 // newRand returns a source whose seed is printed when the test fails.
 func newRand(t testing.TB) *rand.Rand {
@@ -34,10 +44,18 @@ func rec(offset int64, key string) record.Record {
 	return record.Record{Offset: offset, Timestamp: 1000 + offset, Key: []byte(key), Value: []byte(key + key)}
 }
 
+// shared keeps its decompressors, which are slow to make.
+var shared struct {
+	sync.Mutex
+	record.Reader
+}
+
 // decode reads a batch.
 func decode(t testing.TB, batch []byte) (record.BatchHeader, []record.Record) {
 	t.Helper()
-	var r record.Reader
+	shared.Lock()
+	defer shared.Unlock()
+	r := &shared.Reader
 	if err := r.Reset(batch, 1<<28); err != nil {
 		t.Fatal(err)
 	}
