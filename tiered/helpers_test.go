@@ -323,6 +323,10 @@ func wantClean(t testing.TB, b objstore.Bucket) (m *manifest.Manifest, orphans [
 			t.Fatal(err)
 		}
 	}
+	for _, r := range m.Removed {
+		seg := manifest.Segment{BaseOffset: r.BaseOffset, UploadID: r.UploadID}
+		named[LogKey(prefix, &seg)], named[IndexKey(prefix, &seg)] = true, true
+	}
 	err = b.List(t.Context(), "", func(o objstore.Object) error {
 		if !named[o.Key] {
 			orphans = append(orphans, o.Key)
