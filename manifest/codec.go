@@ -191,14 +191,14 @@ type oldSegment struct {
 }
 
 // upgraded fills in what version 1 does not say. How many of a segment's records
-// are tombstones is not known, so all may be; and its newest record stands in for
-// the time of its upload.
+// are tombstones is not known, so all may be. Nor is the time of its upload known;
+// the time stamps of its records are its producers', and do not stand in for it.
 func (s *oldSegment) upgraded() Segment {
 	return Segment{
 		BaseOffset: s.BaseOffset, LastOffset: s.LastOffset, UploadID: s.UploadID,
 		Size: s.Size, IndexSize: s.IndexSize, TableBytes: s.TableBytes,
 		Records: s.Records, Tombstones: s.Records,
-		MaxTimestamp: s.MaxTimestamp, CreatedAt: max(0, s.MaxTimestamp), Epoch: s.Epoch,
+		MaxTimestamp: s.MaxTimestamp, Epoch: s.Epoch,
 	}
 }
 

@@ -88,7 +88,7 @@ func TestVersion1IsRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, big := segment(0, 9, "u1"), segment(20227160311775237, 20227160311775240, "u2")
-	first.Tombstones, first.CreatedAt = 10, 1_700_000_000_000
+	first.Tombstones = 10
 	big.MaxTimestamp, big.Tombstones = math.MinInt64, 4
 	want := &manifest.Manifest{Topic: "orders", TopicID: "id1", Partition: 3, Epoch: 2, Writer: "node-a",
 		Generation: 7, Session: "s1", Commit: 4, NextOffset: 20227160311775241,

@@ -171,3 +171,19 @@ func (m *Manifest) Forget(uploadIDs ...string) *Manifest {
 	}
 	return &out
 }
+
+// dated returns the segments with at in place of times of creation that are not
+// known. It is m's own list if all are.
+func (m *Manifest) dated(at time.Time) []Segment {
+	segs, copied := m.Segments, false
+	for i := range m.Segments {
+		if m.Segments[i].CreatedAt != 0 {
+			continue
+		}
+		if !copied {
+			segs, copied = slices.Clone(m.Segments), true
+		}
+		segs[i].CreatedAt = max(0, at.UnixMilli())
+	}
+	return segs
+}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/google/uuid"
@@ -64,7 +65,7 @@ type Store interface {
 	Replace(ctx context.Context, data []byte, etag string) (newETag string, err error)
 }
 
-// Options configure Open. All fields are required.
+// Options configure Open. All fields but Now are required.
 type Options struct {
 	Store     Store
 	Object    string // name of the manifest in errors and logs
@@ -79,6 +80,8 @@ type Options struct {
 	// writer but cannot exclude one.
 	Conditional bool
 	Logger      *slog.Logger
+	// Now is the writer's clock; nil: time.Now.
+	Now func() time.Time
 }
 
 // Handle holds the current manifest of one partition and replaces it. All
@@ -110,6 +113,9 @@ type Handle struct {
 // When there is none, or it cannot be read, is damaged or belongs to another
 // partition, the manifest is unknown until Claim or Follow has read the bucket.
 func Open(o Options) *Handle {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	h := &Handle{o: o, turn: make(chan struct{}, 1), proof: o.Path}
 	h.current.Store(h.empty())
 	if m := h.readLocal(o.Path); m != nil {
@@ -160,7 +166,8 @@ func (h *Handle) SingleWriter() bool { return !h.o.Conditional }
 // returns. When another writer had the partition since the local copy was
 // written, it is ErrSuperseded and Current is the bucket's manifest; takeOver
 // claims all the same, for a disk that holds nothing the bucket could lack, and
-// leaves some epochs out. A Claim on a claimed handle takes one more epoch.
+// leaves some epochs out. Segments whose CreatedAt is not known get the time of the
+// claim. A Claim on a claimed handle takes one more epoch.
 func (h *Handle) Claim(ctx context.Context, takeOver bool) (epoch int64, err error) {
 	if err := h.lock(ctx); err != nil {
 		return 0, err
@@ -190,6 +197,7 @@ func (h *Handle) Claim(ctx context.Context, takeOver bool) (epoch int64, err err
 			return 0, fmt.Errorf("%w: disk has epoch %d, the bucket epoch %d by %s", ErrSuperseded, h.diskEpoch, m.Epoch, m.Writer)
 		}
 		next := *m
+		next.Segments = m.dated(h.o.Now()) // as of a version that did not say
 		next.Epoch++
 		if takeOver {
 			next.Epoch += takeOverGap

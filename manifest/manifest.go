@@ -24,7 +24,7 @@ type Segment struct {
 	Records      int64  `json:"records"`            // data records in the segment, tombstones included
 	Tombstones   int64  `json:"tombstones"`         // those among them without a value
 	MaxTimestamp int64  `json:"max_timestamp"`      // largest record timestamp, Unix milliseconds
-	CreatedAt    int64  `json:"created_at"`         // when its newest part was uploaded first, by the writer's clock, Unix milliseconds; 0 is not known
+	CreatedAt    int64  `json:"created_at"`         // when its newest part was uploaded first, by the writer's clock, Unix milliseconds; 0 is not known: it does not age
 	Epoch        int64  `json:"epoch"`              // in which its last records were written
 }
 
