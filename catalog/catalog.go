@@ -75,7 +75,10 @@ type Options struct {
 	// switches on. Needs Bucket, and excludes AutoCreate.
 	ReadReplica bool
 
-	now func() time.Time // nil: guardedClock
+	// For tests: nil is guardedClock; and no sweeper, so that whatever else sweeps
+	// can be seen.
+	now       func() time.Time
+	noSweeper bool
 }
 
 // Catalog holds the topics of a node. All methods may be called in parallel.
@@ -187,7 +190,9 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 		c.wg.Go(c.attach)
 		c.wg.Go(c.keep)
 		c.wg.Go(c.watch)
-		c.wg.Go(c.sweep)
+		if !o.noSweeper {
+			c.wg.Go(c.sweep)
+		}
 	}
 	return c, nil
 }

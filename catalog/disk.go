@@ -136,7 +136,10 @@ func (d disk) writeDeleted(t *topicData) error {
 // forgetDeleted ends a deletion that nothing remains to be done for.
 func (d disk) forgetDeleted(id string) error {
 	err := d.fs.Remove(d.path(deletedDir, id+".json"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // another node's deletion
+	case err != nil:
 		return fmt.Errorf("remove deletion: %w", err)
 	}
 	return d.syncDirs(d.path(deletedDir))

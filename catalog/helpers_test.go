@@ -51,6 +51,7 @@ type node struct {
 
 	replica bool
 	clock   func() time.Time // nil: the real one
+	noSweep bool
 }
 
 func newNode(t testing.TB, bucket objstore.Bucket) *node {
@@ -59,7 +60,7 @@ func newNode(t testing.TB, bucket objstore.Bucket) *node {
 
 func (n *node) open() (*Catalog, error) {
 	return Open(context.Background(), Options{
-		DataDir: n.dir, FS: n.fs, Bucket: n.bucket, AutoCreate: n.dev, ReadReplica: n.replica, now: n.clock,
+		DataDir: n.dir, FS: n.fs, Bucket: n.bucket, AutoCreate: n.dev, ReadReplica: n.replica, now: n.clock, noSweeper: n.noSweep,
 		Logger:     slog.New(slog.NewTextHandler(&n.logs, nil)),
 		Registerer: prometheus.NewRegistry(),
 	})

@@ -75,7 +75,7 @@ func (c *Catalog) followTopics() {
 		if err != nil {
 			// Without a look at the bucket, nobody can say that a topic is not there.
 			c.setKnown(false)
-			c.pause(tries.failed(c, err), nil)
+			c.pause(tries.failed(c, err), c.follow)
 			continue
 		}
 		tries = bucketTries{}

@@ -259,6 +259,7 @@ func TestSweepOfAnotherNodesTopic(t *testing.T) {
 	c = other.start()
 	eventually(t, "swept", func() bool { return len(keysBelow(t, b, topicPrefix("t", old.ID()))) == 0 })
 	known(t, c)
+	eventually(t, "nothing left to be done", func() bool { return len(c.sweeper.all()) == 0 })
 	if topicInBucket(t, b, keep) == nil {
 		t.Error("a living topic was swept")
 	}
