@@ -178,6 +178,33 @@ func TestMergedBatchesAreAboutAChunk(t *testing.T) {
 	}
 }
 
+// What is read again at once, to make a chunk the second time, is no more than makes
+// one chunk, or one batch of the source.
+func TestGroupsAreNoLargerThanAChunk(t *testing.T) {
+	const target = 4 << 10
+	build := newBuilder(t, 0)
+	for i := range 200 {
+		build.add(record.None, kv(0, fmt.Sprint(i), strings.Repeat("v", 200+i%100)))
+		if i%50 == 0 {
+			build.add(record.None, kv(0, fmt.Sprint(i), strings.Repeat("v", 3*target)))
+		}
+	}
+	src := build.done()
+	p, err := newPlan(src, src.base, src.next-1, shape{target, Recode{Merge: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, g := range p.groups {
+		size := int64(0)
+		for _, e := range g.extents {
+			size += e.size
+		}
+		if size > 2*target && size < 3*target || size > 3*target+200 {
+			t.Errorf("group %d reads %d bytes", i, size)
+		}
+	}
+}
+
 func TestMergedBodyReadsAndSeeksLikeAFile(t *testing.T) {
 	rng := newRand(t)
 	for _, codec := range allCodecs {

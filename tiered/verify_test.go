@@ -134,3 +134,22 @@ func TestNamesOfObjects(t *testing.T) {
 		t.Errorf("%s %s %s %s", p, ManifestKey(p), LogKey(p, &seg), IndexKey(p, &seg))
 	}
 }
+
+// The counts of the manifest are compared too; one of version 1 does not know of
+// tombstones.
+func TestVerifyComparesCounts(t *testing.T) {
+	b := newBucket()
+	n := newNode(t, b, nodeOptions{})
+	build := newBuilder(t, 0)
+	build.add(record.None, kv(0, "a", "1"), record.Record{Offset: 1, Key: []byte("b")}, kv(2, "c", "3"))
+	seg := n.upload(t, build.done()).Segments[0]
+	if seg.Tombstones != 1 {
+		t.Fatalf("%d tombstones", seg.Tombstones)
+	}
+	for tombstones, want := range map[int64]int{0: 1, 1: 0, 2: 1, 3: 0} {
+		seg.Tombstones = tombstones
+		if got := findings(t, b, seg); len(got) != want {
+			t.Errorf("%d tombstones in the manifest: findings %v", tombstones, got)
+		}
+	}
+}
