@@ -170,15 +170,19 @@ func (c *Catalog) deletedTopics(ctx context.Context, name string) ([]*topicData,
 		if t := s.byName[f.name]; t != nil && t.id == f.id {
 			continue // it is still open here, until the next start
 		}
-		c.sweeper.add(f.data)
 		marks[f.id] = f.data
 	}
 	return sortedMarks(marks), nil
 }
 
-// collectDeleted is Collect for the prefix of a deleted topic.
+// collectDeleted is Collect for the prefix of a deleted topic. What it does not
+// come to the end of is left to the sweeper, but not by a dry run, which must not
+// be what a deletion follows from.
 func (c *Catalog) collectDeleted(ctx context.Context, mark *topicData, o CollectOptions, out *Collection) error {
 	if !c.sweepable(mark) {
+		if !o.DryRun {
+			c.sweeper.add(mark)
+		}
 		return nil
 	}
 	age := c.sinceDeletion(mark).Truncate(time.Millisecond)
@@ -186,7 +190,11 @@ func (c *Catalog) collectDeleted(ctx context.Context, mark *topicData, o Collect
 		out.add(o.Listed, tiered.Garbage{Key: obj.Key, Size: obj.Size, Age: age, Why: whyDeletedTopic})
 	}
 	if !o.DryRun {
-		return c.sweepTopic(ctx, mark, seen)
+		err := c.sweepTopic(ctx, mark, seen)
+		if err != nil {
+			c.sweeper.add(mark)
+		}
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, listPatience)
 	defer cancel()

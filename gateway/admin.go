@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -14,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"keyhole/catalog"
-	"keyhole/partition"
 )
 
 // maxAdminBody bounds the JSON body of an admin request.
@@ -43,6 +41,8 @@ func (s *Server) adminRoutes() http.Handler {
 	a.handle(r, "/v1/cloud_storage/status/{topic}/{partition}", methods{http.MethodGet: a.tierStatus})
 	a.handle(r, "/v1/cloud_storage/manifest/{topic}/{partition}", methods{http.MethodGet: a.manifest})
 	a.handle(r, "/v1/cloud_storage/evict/{topic}/{partition}", methods{http.MethodPost: a.evict})
+	a.handle(r, "/v1/cloud_storage/gc", methods{http.MethodPost: a.collect})
+	a.handle(r, "/v1/compact/{topic}/{partition}", methods{http.MethodPost: a.compact})
 	a.handle(r, "/v1/cloud_storage/cache/trim", methods{http.MethodPost: a.trimCache})
 	metrics := promhttp.HandlerFor(s.o.Gatherer, promhttp.HandlerOpts{})
 	a.handle(r, "/metrics", methods{http.MethodGet: func(w http.ResponseWriter, r *http.Request) int {
@@ -162,63 +162,6 @@ func (a *admin) setFeature(w http.ResponseWriter, r *http.Request) int {
 func (a *admin) trimCache(w http.ResponseWriter, _ *http.Request) int {
 	a.catalog.TrimCache()
 	return sendJSON(w, http.StatusOK, struct{}{})
-}
-
-// partition finds the partition that a path names.
-func (a *admin) partition(r *http.Request) (*partition.Partition, error) {
-	vars := mux.Vars(r)
-	n, err := parsePartition(vars["partition"])
-	if err != nil || n < 0 {
-		return nil, badRequest("partition is not a number")
-	}
-	t, err := a.catalog.Topic(vars["topic"])
-	if err != nil {
-		return nil, err
-	}
-	return t.Partition(n)
-}
-
-func (a *admin) tierStatus(w http.ResponseWriter, r *http.Request) int {
-	p, err := a.partition(r)
-	if err != nil {
-		return a.fail(w, r, err)
-	}
-	return sendJSON(w, http.StatusOK, p.Status())
-}
-
-func (a *admin) manifest(w http.ResponseWriter, r *http.Request) int {
-	p, err := a.partition(r)
-	if err != nil {
-		return a.fail(w, r, err)
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), a.topics.LookupTimeout())
-	defer cancel()
-	data, err := p.Manifest(ctx)
-	if err != nil {
-		return a.fail(w, r, err)
-	}
-	return writeBody(w, http.StatusOK, jsonMedia, data)
-}
-
-func (a *admin) evict(w http.ResponseWriter, r *http.Request) int {
-	var body struct {
-		LocalTargetBytes *int64 `json:"local_target_bytes"`
-	}
-	if err := a.decode(w, r, &body); err != nil {
-		return a.fail(w, r, err)
-	}
-	if body.LocalTargetBytes == nil || *body.LocalTargetBytes < 0 {
-		return a.fail(w, r, badRequest("local_target_bytes must be a number of bytes, 0 or more"))
-	}
-	p, err := a.partition(r)
-	if err != nil {
-		return a.fail(w, r, err)
-	}
-	status, err := p.Evict(r.Context(), *body.LocalTargetBytes)
-	if err != nil {
-		return a.fail(w, r, err)
-	}
-	return sendJSON(w, http.StatusOK, status)
 }
 
 // decode reads the JSON body of a request into v. Members that v does not have

@@ -21,10 +21,16 @@ import (
 // startNode serves a real catalog on a disk in memory. bucket may be nil.
 func startNode(t *testing.T, bucket objstore.Bucket, change ...func(*Options)) *testServer {
 	t.Helper()
+	return startNodeAs(t, bucket, false, change...)
+}
+
+// startNodeAs is startNode for either role.
+func startNodeAs(t *testing.T, bucket objstore.Bucket, replica bool, change ...func(*Options)) *testServer {
+	t.Helper()
 	ts := &testServer{t: t, logs: &syncBuffer{}, reg: prometheus.NewRegistry()}
 	log := slog.New(slog.NewTextHandler(ts.logs, nil))
 	c, err := catalog.Open(context.Background(), catalog.Options{
-		DataDir: "/data", FS: vfs.NewMem(), Bucket: bucket, Logger: log, Registerer: ts.reg,
+		DataDir: "/data", FS: vfs.NewMem(), Bucket: bucket, Logger: log, Registerer: ts.reg, ReadReplica: replica,
 	})
 	if err != nil {
 		t.Fatal(err)

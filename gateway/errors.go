@@ -116,6 +116,7 @@ var outcomes = [...]struct {
 	{partition.ErrRecordTooLarge, outcome{1, 413, reasonBadRequest, "record too large", kafkaInvalidRecord, false, nil}},
 	{catalog.ErrTopicExists, outcome{1, 409, reasonConflict, "topic already exists", 0, false, nil}},
 	{partition.ErrRemoteWriteDisabled, outcome{1, 409, reasonConflict, "remote write is disabled for this topic", 0, false, nil}},
+	{catalog.ErrReadReplica, outcome{1, 409, reasonConflict, "this node is a read replica", 0, false, nil}},
 	{partition.ErrNoStore, outcome{1, 409, reasonConflict, "no object store configured", 0, false, nil}},
 
 	{record.ErrCorrupt, outcome{12, 500, reasonCorrupt, "stored data is damaged", 0, false, nil}},

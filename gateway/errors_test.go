@@ -39,6 +39,7 @@ var classified = []struct {
 	{partition.ErrRecordTooLarge, 413, "bad_request", 42208},
 	{catalog.ErrTopicExists, 409, "conflict", 409},
 	{partition.ErrRemoteWriteDisabled, 409, "conflict", 409},
+	{catalog.ErrReadReplica, 409, "conflict", 409},
 	{partition.ErrNoStore, 409, "conflict", 409},
 	{record.ErrCorrupt, 500, "corrupt", 500},
 	{objstore.ErrNotFound, 500, "corrupt", 500},

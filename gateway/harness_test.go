@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"net"
@@ -198,4 +199,8 @@ func dialOrNil(addr string) net.Conn {
 		return nil
 	}
 	return c
+}
+
+func castagnoli(s string) uint32 {
+	return crc32.Checksum([]byte(s), crc32.MakeTable(crc32.Castagnoli))
 }
