@@ -47,7 +47,7 @@ func (p *Partition) Append(ctx context.Context, recs []record.Record) (int64, er
 	if p.ctx.Err() != nil {
 		return 0, ErrClosed
 	}
-	if p.fenced.Load() {
+	if p.fenced.Load() || p.o.Replica {
 		return 0, ErrNotHosted
 	}
 	log := p.log.Load()

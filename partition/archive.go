@@ -57,10 +57,16 @@ func (p *Partition) work(ctx context.Context, log *locallog.Log, s *Settings) er
 		}
 	}
 	if p.tier == nil {
-		return nil
+		return p.retain(ctx, log, s, new(CompactionStats))
 	}
 	// What is sealed goes to the bucket even if the log cannot note that.
-	if err := p.uploadSealed(ctx, log, s); err != nil || log.Err() != nil {
+	if err := p.uploadSealed(ctx, log, s, new(CompactionStats)); err != nil || log.Err() != nil {
+		return err
+	}
+	if err := p.retain(ctx, log, s, new(CompactionStats)); err != nil {
+		return err
+	}
+	if err := p.tidy(ctx, s); err != nil {
 		return err
 	}
 	return p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now()))
@@ -89,23 +95,43 @@ func (p *Partition) storeFailed(err error) error {
 // uploadSealed brings every sealed segment to the bucket, in order. The order of
 // one group is: objects → manifest → note in the log; only after the note may a
 // segment be evicted, so a failure leaves no hole, only work to do again.
-func (p *Partition) uploadSealed(ctx context.Context, log *locallog.Log, s *Settings) error {
+func (p *Partition) uploadSealed(ctx context.Context, log *locallog.Log, s *Settings, stats *CompactionStats) error {
 	if err := p.claim(ctx); err != nil {
 		return err
 	}
-	for more := s.RemoteWrite; more; {
+	// What is sealed from now on is left to the next round: a store that is slower
+	// than the writers would keep whoever waits for this one for ever.
+	until := log.State().HighWatermark
+	for more := s.RemoteWrite; more && p.tier.Snapshot().Next() < until; {
 		var err error
-		if more, err = p.uploadGroup(ctx, log); err != nil {
+		if more, err = p.uploadGroup(ctx, log, s, stats); err != nil {
 			return err
 		}
 	}
-	p.setStoreTrouble(nil) // nothing is left to be done
+	p.setStoreTrouble(nil)
 	return nil
 }
 
 // uploadGroup uploads the next few segments and reports whether more may follow.
-func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log) (more bool, err error) {
+func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log, s *Settings, stats *CompactionStats) (more bool, err error) {
 	next := p.tier.Snapshot().Next()
+	var segs []locallog.SegmentInfo
+	for _, seg := range log.Segments() {
+		if !seg.Sealed || seg.NextKafka <= next || seg.BaseKafka == seg.NextKafka {
+			continue
+		}
+		if more = len(segs) == uploadGroup; more {
+			break
+		}
+		segs = append(segs, seg)
+	}
+	if err := p.compactBeforeUpload(ctx, segs, s, stats); err != nil {
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+		// Uploading goes on without: it only takes more room.
+		p.o.Logger.Warn("segments are uploaded without being compacted", "err", err)
+	}
 	var sources []tiered.Source
 	var size int64
 	defer func() {
@@ -113,20 +139,13 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log) (more bo
 			src.(*source).Close()
 		}
 	}()
-	for _, seg := range log.Segments() {
-		if !seg.Sealed || seg.NextKafka <= next || seg.BaseKafka == seg.NextKafka {
-			continue
-		}
-		if len(sources) == uploadGroup {
-			more = true
-			break
-		}
+	for _, seg := range segs {
 		r, err := log.OpenSegment(seg.BaseLog)
 		if err != nil {
 			return false, fmt.Errorf("open segment at log offset %d for upload: %w", seg.BaseLog, err)
 		}
 		sources = append(sources, &source{SegmentReader: r, moved: &p.moved})
-		size += seg.Bytes
+		size += r.Size()
 	}
 	if len(sources) > 0 {
 		if _, err := p.tier.Upload(ctx, sources); err != nil {
@@ -228,7 +247,7 @@ func (p *Partition) trim(ctx context.Context, log *locallog.Log, s *Settings, cu
 func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, error) {
 	s := *p.settings.Load()
 	switch {
-	case p.fenced.Load():
+	case p.fenced.Load(), p.o.Replica:
 		return Status{}, ErrNotHosted
 	case !p.o.remote():
 		return Status{}, ErrNoStore
@@ -249,7 +268,7 @@ func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, 
 	if err := rollForTarget(ctx, log, localTargetBytes); err != nil {
 		return Status{}, p.appendTrouble(err)
 	}
-	err := p.uploadPatiently(ctx, log, &s)
+	err := p.uploadPatiently(ctx, log, &s, new(CompactionStats))
 	if errors.Is(err, errTakeOver) {
 		p.wake() // the next chore begins the log anew
 		return Status{}, fmt.Errorf("%w: %w", ErrNotReady, err)
@@ -290,7 +309,7 @@ func rollForTarget(ctx context.Context, log *locallog.Log, target int64) error {
 // nothing has moved towards the bucket for evictPatience. Inside an attempt every
 // byte read counts as movement; over several attempts only what arrived does,
 // because a store that refuses everything has each body read to it again.
-func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *Settings) error {
+func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *Settings, stats *CompactionStats) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p.moved.Store(time.Now().UnixNano())
@@ -306,7 +325,7 @@ func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *S
 	defer watch.Stop()
 	arrived, since := p.tier.Snapshot().Next(), time.Now()
 	for backoff := nextBackoff(0); ; backoff = nextBackoff(backoff) {
-		err := p.uploadSealed(ctx, log, s)
+		err := p.uploadSealed(ctx, log, s, stats)
 		if err == nil {
 			return nil
 		}

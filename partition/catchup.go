@@ -7,10 +7,12 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"keyhole/index"
 	"keyhole/locallog"
 	"keyhole/record"
+	"keyhole/tiered"
 )
 
 // feed is the index's intake: the one place through which entries go in, in log
@@ -81,15 +83,21 @@ func (f *feed) stageLocked() staged {
 
 // add stages the records of one batch of the log, unless they are already in.
 func (st *staged) add(r *record.Reader, a locallog.Appended) error {
-	if a.LogBase < st.at.NextLog {
-		return nil
-	}
 	if err := r.Reset(a.Batch, maxUncompressed); err != nil {
 		return err
 	}
 	h := r.Header()
+	if a.LogBase+int64(h.LastOffsetDelta) < st.at.NextLog {
+		return nil
+	}
+	// A batch that compaction has merged may reach from below the position to above
+	// it: what is in already is left out.
+	skip := st.at.NextLog - a.LogBase + h.BaseOffset
 	for !h.IsControl() && r.Next() {
 		rec := r.Record()
+		if rec.Offset < skip {
+			continue
+		}
 		st.records++
 		switch {
 		case rec.Key == nil:
@@ -170,7 +178,7 @@ func (p *Partition) mendIndex() error {
 	if failure == nil {
 		return nil
 	}
-	if err := p.feed.close(); err != nil {
+	if err := p.closeIndex(); err != nil {
 		p.o.Logger.Warn("closing the failed index", "err", err)
 	}
 	if !isCorrupt(failure) {
@@ -216,7 +224,7 @@ func (p *Partition) emptyIndex(o index.Options) (*index.Index, error) {
 // rebuild swaps the open index for an empty one.
 func (p *Partition) rebuild(why string) error {
 	p.o.Logger.Warn("building the index anew", "why", why)
-	if err := p.feed.close(); err != nil {
+	if err := p.closeIndex(); err != nil {
 		p.o.Logger.Warn("closing the outdated index", "err", err)
 	}
 	ix, err := p.emptyIndex(index.Options{FS: p.o.FS, Shared: p.o.Indexes, Logger: p.o.Logger})
@@ -233,7 +241,7 @@ func (p *Partition) rebuild(why string) error {
 func (p *Partition) dropIndex() error {
 	p.serving.Store(nil)
 	p.setReason("")
-	if err := p.feed.close(); err != nil {
+	if err := p.closeIndex(); err != nil {
 		p.o.Logger.Warn("closing an index that is no longer wanted", "err", err)
 	}
 	if _, err := p.o.FS.Stat(p.indexDir()); errors.Is(err, os.ErrNotExist) {
@@ -250,6 +258,12 @@ func (p *Partition) dropIndex() error {
 // stands in.
 func (p *Partition) catchUp(ctx context.Context) error {
 	log := p.log.Load()
+	if at := p.feed.position(); p.tier != nil && at.NextKafka < p.tier.Snapshot().DeleteHorizon && !isEmpty(p.feed.open()) {
+		// Deletions that it has not seen may have left no trace.
+		if err := p.rebuild(fmt.Sprintf("tombstones below offset %d are gone, and it ends at offset %d", p.tier.Snapshot().DeleteHorizon, at.NextKafka-1)); err != nil {
+			return err
+		}
+	}
 	if at := p.feed.position(); at.NextKafka < log.State().LocalStart {
 		if err := p.replayBucket(ctx, at.NextKafka, log.State().LocalStart); err != nil {
 			return err
@@ -279,6 +293,9 @@ const replayBatchRecords = 16 << 10
 // replayBucket applies the key runs of remote segments from offset from until
 // the local log takes over at until.
 func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
+	if p.tier == nil && p.log.Load().State().RemoteNext == 0 {
+		return p.skipTo(until) // what was there is no longer retained
+	}
 	if p.tier == nil {
 		return record.Corrupt(p.indexDir(), from, fmt.Errorf("index ends at offset %d, the local log begins at %d, and no object store is configured", from, until))
 	}
@@ -287,9 +304,47 @@ func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
 			return err
 		}
 	}
-	p.feed.mu.Lock()
-	ix := p.feed.ix
-	p.feed.mu.Unlock()
+	if next := p.tier.Snapshot().Next(); next < until {
+		return record.Corrupt(p.indexDir(), next, fmt.Errorf("the bucket ends at offset %d, the local log begins at %d", next, until))
+	}
+	return p.replayKeyRuns(ctx, p.feed.open(), from, until)
+}
+
+// isEmpty reports whether an index has no entries. One that was being filled from
+// the bucket when the process ended has some, and no position yet.
+func isEmpty(ix *index.Index) bool {
+	found := errors.New("found")
+	return ix.Scan(func([]byte, int64) error { return found }) == nil
+}
+
+// progressInterval is how often a long replay says in the log how far it is.
+const progressInterval = 5 * time.Second
+
+// showProgress makes the reading of key runs visible: in the reason why the
+// partition is not ready, and in the log if it takes long.
+func (p *Partition) showProgress() func(tiered.KeyRunProgress) {
+	said := time.Now()
+	return func(at tiered.KeyRunProgress) {
+		if p.serving.Load() == nil {
+			p.setReason(fmt.Sprintf("%s: %d of %d segments of the bucket", reasonCatchUp, at.Segments, at.Of))
+		}
+		if time.Since(said) >= progressInterval {
+			said = time.Now()
+			p.o.Logger.Info("building the index from the bucket", "segments", at.Segments, "of", at.Of, "bytes", at.Bytes, "of_bytes", at.OfBytes)
+		}
+	}
+}
+
+// skipTo moves the position of the index over offsets that no tier has.
+func (p *Partition) skipTo(next int64) error {
+	ix := p.feed.open()
+	b := ix.NewBatch()
+	defer b.Close()
+	return b.Commit(index.Position{NextKafka: next})
+}
+
+// replayKeyRuns brings ix from offset from to next by what the bucket has.
+func (p *Partition) replayKeyRuns(ctx context.Context, ix *index.Index, from, next int64) error {
 	b, n := ix.NewBatch(), 0
 	defer func() { b.Close() }()
 	// No log offset is known for what is in the bucket; 0 makes the replay of the
@@ -303,10 +358,7 @@ func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
 		b, n = ix.NewBatch(), 0
 		return err
 	}
-	if next := p.tier.Snapshot().Next(); next < until {
-		return record.Corrupt(p.indexDir(), next, fmt.Errorf("the bucket ends at offset %d, the local log begins at %d", next, until))
-	}
-	err := p.tier.KeyRuns(ctx, from, nil, func(key []byte, offset int64, tombstone bool) error {
+	err := p.tier.KeyRuns(ctx, from, p.showProgress(), func(key []byte, offset int64, tombstone bool) error {
 		if tombstone {
 			b.Delete(key)
 		} else {
@@ -321,7 +373,7 @@ func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
 	if err != nil {
 		return fmt.Errorf("read key runs from the bucket: %w", err)
 	}
-	return commit(until)
+	return commit(next)
 }
 
 // replayLog applies what the index lacks of the local log. The closing pass

@@ -2,7 +2,13 @@ package partition
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
 
+	"keyhole/locallog"
+	"keyhole/manifest"
 	"keyhole/tiered"
 )
 
@@ -26,15 +32,301 @@ type CompactionStats struct {
 	SegmentsExpired   int   `json:"segments_expired"`   // by retention
 }
 
-// Compact compacts both tiers and applies retention now, whatever the dirty ratio
-// says. It answers when done.
-func (p *Partition) Compact(ctx context.Context) (Compaction, error) {
-	return Compaction{}, ErrNoStore
+// compactions admits one compaction of a partition at a time, and ends it for
+// whoever closes what it reads.
+type compactions struct {
+	turn chan struct{} // holds one token while a compaction runs, or must not
+	mu   struct {
+		sync.Mutex
+		cancel  context.CancelFunc // of the running one
+		halting int                // how many want none to run
+	}
 }
 
-// Collect deletes what the bucket has of this partition and nobody needs any more:
-// objects that were replaced longer ago than the grace period, and orphans older
-// than it. A dry run only says what it would delete.
-func (p *Partition) Collect(ctx context.Context, dryRun bool) (tiered.Collected, error) {
-	return tiered.Collected{}, ErrNoStore
+// begin waits for the turn. The caller calls end, which may be called twice.
+func (c *compactions) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+	select {
+	case c.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.halting > 0 {
+		<-c.turn
+		return nil, nil, ErrNotReady
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c.mu.cancel = cancel
+	return ctx, sync.OnceFunc(func() {
+		cancel()
+		c.mu.Lock()
+		c.mu.cancel = nil
+		c.mu.Unlock()
+		<-c.turn
+	}), nil
+}
+
+// halt ends the running compaction and keeps others from beginning until resume.
+func (c *compactions) halt() (resume func()) {
+	c.mu.Lock()
+	c.mu.halting++
+	if c.mu.cancel != nil {
+		c.mu.cancel()
+	}
+	c.mu.Unlock()
+	c.turn <- struct{}{}
+	return func() {
+		c.mu.Lock()
+		c.mu.halting--
+		c.mu.Unlock()
+		<-c.turn
+	}
+}
+
+// closeIndex closes the index, and ends the compaction that goes by it first.
+func (p *Partition) closeIndex() error {
+	defer p.compactions.halt()()
+	return p.feed.close()
+}
+
+// Compact compacts both tiers and applies retention now, whatever the dirty ratio
+// says: it rolls, uploads, rewrites what holds anything dead, deletes what is no
+// longer retained and what the grace period is over for. It answers when done.
+// Without an index nothing says what is dead; then only retention is applied.
+// Errors: those of Evict.
+func (p *Partition) Compact(ctx context.Context) (Compaction, error) {
+	if p.fenced.Load() || p.o.Replica {
+		return Compaction{}, ErrNotHosted
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)() // Close does not wait for a compaction
+	s := *p.settings.Load()
+	s.DirtyRatio = 0
+	var c Compaction
+	if err := p.sealAndUpload(ctx, &s, &c.Done); err != nil {
+		return Compaction{}, p.compactionTrouble(ctx, err)
+	}
+	if s.IndexMaintained {
+		if err := p.compact(ctx, &s, true, &c.Done); err != nil {
+			return Compaction{}, p.compactionTrouble(ctx, err)
+		}
+	}
+	if err := p.expire(ctx, &s, &c.Done); err != nil {
+		return Compaction{}, p.compactionTrouble(ctx, err)
+	}
+	if s.RemoteWrite && p.tier != nil {
+		if _, err := p.collect(ctx, tiered.CollectOptions{Grace: s.GCGrace}); err != nil {
+			return Compaction{}, p.compactionTrouble(ctx, err)
+		}
+	}
+	c.Status = p.Status()
+	return c, nil
+}
+
+// compactionTrouble names what ended a compaction: this partition's end is no
+// fault of the caller's.
+func (p *Partition) compactionTrouble(ctx context.Context, err error) error {
+	switch {
+	case p.ctx.Err() != nil:
+		return ErrClosed
+	case errors.Is(err, tiered.ErrFenced):
+		return p.storeFailed(err)
+	case ctx.Err() == nil && errors.Is(err, context.Canceled), errors.Is(err, tiered.ErrNotClaimed):
+		return fmt.Errorf("%w: %w", ErrNotReady, err) // the index is being mended, or the store was away
+	case errors.Is(err, errTakeOver):
+		p.wake() // the next chore begins the log anew
+		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	}
+	return err
+}
+
+// sealAndUpload rolls, and brings what is sealed to the bucket.
+func (p *Partition) sealAndUpload(ctx context.Context, s *Settings, stats *CompactionStats) error {
+	if err := p.enterSoon(ctx); err != nil {
+		return err
+	}
+	defer p.leave()
+	log := p.log.Load()
+	if log == nil {
+		return p.notServing()
+	}
+	if err := log.Roll(ctx); err != nil {
+		return p.appendTrouble(err)
+	}
+	if p.tier == nil || !s.RemoteWrite {
+		return nil
+	}
+	return p.uploadPatiently(ctx, log, s, stats)
+}
+
+// compact compacts both tiers, the local one first.
+func (p *Partition) compact(ctx context.Context, s *Settings, forced bool, stats *CompactionStats) error {
+	ctx, end, err := p.compactions.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	v := p.serving.Load()
+	if v == nil {
+		return p.notServing()
+	}
+	return p.compactTiers(ctx, v, s, dueNow{local: true, remote: s.RemoteWrite && p.tier != nil}, forced, stats)
+}
+
+func (p *Partition) compactTiers(ctx context.Context, v *view, s *Settings, due dueNow, forced bool, stats *CompactionStats) error {
+	cleaned := p.cleaned
+	if due.local {
+		head := v.log.State().HighWatermark
+		if err := p.compactLocal(ctx, v, s, stats); err != nil {
+			return err
+		}
+		cleaned.Local = head
+	}
+	if due.remote {
+		next := p.tier.Snapshot().Next()
+		if err := p.compactRemote(ctx, v, s, forced, stats); err != nil {
+			return err
+		}
+		cleaned.Remote = next
+	}
+	p.noteCleaned(cleaned)
+	return nil
+}
+
+// dueNow says which tiers have gathered enough since they were compacted.
+type dueNow struct{ local, remote bool }
+
+// due compares what each tier has gathered since its last compaction with all that
+// it has, which is what Kafka's dirty ratio means. It bounds how often a byte is
+// looked at again.
+func (p *Partition) due(v *view, s *Settings) (due dueNow) {
+	if s.DirtyRatio > 1 {
+		return due
+	}
+	var all, dirty int64
+	next := int64(0)
+	if p.tier != nil {
+		next = p.tier.Snapshot().Next()
+	}
+	for _, seg := range v.log.Segments() {
+		if !seg.Sealed || s.RemoteWrite && p.tier != nil && seg.NextKafka > next {
+			continue
+		}
+		all += seg.Bytes
+		if seg.NextKafka > p.cleaned.Local {
+			dirty += seg.Bytes
+		}
+	}
+	due.local = dirty > 0 && float64(dirty) >= s.DirtyRatio*float64(all)
+	if p.tier == nil || !s.RemoteWrite || !p.claimed.Load() {
+		return due
+	}
+	all, dirty = 0, 0
+	var records, tombstones int64
+	m := p.tier.Snapshot()
+	for i := range m.Segments {
+		seg := &m.Segments[i]
+		all += seg.Size
+		records += seg.Records
+		switch {
+		case seg.LastOffset >= p.cleaned.Remote:
+			dirty += seg.Size
+		case p.now().Sub(p.created(seg)) >= s.DeleteRetention:
+			tombstones += seg.Tombstones
+		}
+	}
+	due.remote = dirty > 0 && float64(dirty) >= s.DirtyRatio*float64(all) ||
+		tombstones > 0 && float64(tombstones) >= s.DirtyRatio*float64(records) && p.now().Sub(p.tombstonesTried) > time.Hour
+	return due
+}
+
+// compactWhenDue is the goroutine of background compaction.
+func (p *Partition) compactWhenDue() {
+	for p.pause(jitter(choreInterval)) {
+		if err := p.compactDue(p.ctx); err != nil && p.ctx.Err() == nil {
+			p.o.Logger.Warn("compaction did not come through; will try again", "err", err)
+		}
+	}
+}
+
+func (p *Partition) compactDue(ctx context.Context) error {
+	s, v := p.settings.Load(), p.serving.Load()
+	if v == nil || p.fenced.Load() || !s.IndexMaintained || v.log.Err() != nil {
+		return nil
+	}
+	if err := p.purge(ctx, v); err != nil {
+		return err
+	}
+	ctx, end, err := p.compactions.begin(ctx)
+	if err != nil {
+		return nil // the index is being mended
+	}
+	defer end()
+	due := p.due(v, s)
+	if due == (dueNow{}) || p.o.Space.Low() {
+		return nil
+	}
+	if p.o.Compactions != nil {
+		if err := p.o.Compactions.Acquire(ctx, 1); err != nil {
+			return nil
+		}
+		defer p.o.Compactions.Release(1)
+	}
+	if due.remote {
+		p.tombstonesTried = p.now()
+	}
+	var stats CompactionStats
+	err = p.compactTiers(ctx, v, s, due, false, &stats)
+	switch {
+	case err == nil && stats != (CompactionStats{}):
+		p.o.Logger.Info("compacted", "local_segments", stats.LocalSegments, "cloud_segments", stats.CloudSegments,
+			"records_removed", stats.RecordsRemoved, "local_bytes_freed", stats.LocalBytesBefore-stats.LocalBytesAfter,
+			"cloud_bytes_freed", stats.CloudBytesBefore-stats.CloudBytesAfter)
+	case errors.Is(err, errBacklog), errors.Is(err, context.Canceled), errors.Is(err, locallog.ErrClosed):
+		return nil
+	case isCorrupt(err):
+		// Again only once there is more: the damage stays where it is.
+		p.corrupted("compaction", err)
+		p.noteCleaned(cleaned{Local: v.log.State().HighWatermark, Remote: max(p.cleaned.Remote, p.remoteNext())})
+	case errors.Is(err, tiered.ErrFenced):
+		return p.storeFailed(err)
+	}
+	return err
+}
+
+func (p *Partition) remoteNext() int64 {
+	if p.tier == nil {
+		return 0
+	}
+	return p.tier.Snapshot().Next()
+}
+
+// cleaned says through where each tier was compacted, Kafka offsets, exclusive. It
+// is kept in a file so that a restart does not read all of a log again; without the
+// file it begins at 0. Whoever holds the turn of compactions has it.
+type cleaned struct{ Local, Remote int64 }
+
+func (p *Partition) cleanedPath() string { return p.o.FS.PathJoin(p.o.Dir, "compacted") }
+
+func (p *Partition) loadCleaned() {
+	data, err := manifest.ReadFile(p.o.FS, p.cleanedPath(), 64)
+	if err != nil {
+		return
+	}
+	var c cleaned
+	if _, err := fmt.Sscanf(string(data), "local=%d remote=%d\n", &c.Local, &c.Remote); err == nil && c.Local >= 0 && c.Remote >= 0 {
+		p.cleaned = c
+	}
+}
+
+func (p *Partition) noteCleaned(c cleaned) {
+	if c == p.cleaned {
+		return
+	}
+	p.cleaned = c
+	if err := manifest.WriteFile(p.o.FS, p.cleanedPath(), fmt.Appendf(nil, "local=%d remote=%d\n", c.Local, c.Remote)); err != nil {
+		p.o.Logger.Warn("cannot note how far the tiers are compacted", "err", err)
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
+	"golang.org/x/sync/semaphore"
 
 	"keyhole/fsync"
 	"keyhole/index"
@@ -54,6 +55,10 @@ func defaults() Settings {
 		LocalTargetAge:   -1,
 		MaxRecordBytes:   1 << 20,
 		ChunkBytes:       1 << 10,
+		DirtyRatio:       2, // no compaction in the background
+		DeleteRetention:  24 * time.Hour,
+		RetentionBytes:   -1,
+		RetentionAge:     -1,
 	}
 }
 
@@ -99,6 +104,7 @@ func (r *rig) start() *Partition {
 		FS: r.fs, Dir: "/data/t/0", Topic: "t", TopicID: topicID, Writer: r.writer, New: r.isNew,
 		Bucket: r.store, Conditional: true, Tiers: tiers, Indexes: indexes, Metrics: r.metrics,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Settings: r.settings, Space: r.space,
+		Inflations: semaphore.NewWeighted(2),
 	}
 	if r.noStore {
 		o.Bucket = nil

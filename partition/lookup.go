@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"keyhole/index"
 	"keyhole/locallog"
 	"keyhole/manifest"
@@ -68,6 +66,10 @@ type Result struct {
 // index meant.
 var errMoved = errors.New("record moved")
 
+// errReplaced says that the segment was replaced while it was looked in: the record
+// is in the one that took its place.
+var errReplaced = errors.New("segment replaced")
+
 // maxMoves bounds how often one lookup follows a pointer that keeps moving.
 // Each move is a newer record of the same key, so a handful is already a storm.
 const maxMoves = 16
@@ -95,16 +97,22 @@ func (p *Partition) Lookup(ctx context.Context, key []byte, q Query) (Result, er
 		return res, p.notServing()
 	}
 	if q.MinPosition > 0 {
-		if err := p.awaitPosition(ctx, v.ix, q.MinPosition, q.Wait); err != nil {
-			res.Position = v.ix.Applied().NextKafka
+		if err := p.awaitPosition(ctx, q.MinPosition, q.Wait); err != nil {
+			res.Position = p.position()
 			return res, err
 		}
 	}
 
 	last := int64(-1)
 	for range maxMoves {
+		if v = p.serving.Load(); v == nil {
+			return res, p.notServing()
+		}
 		res.Position = v.ix.Applied().NextKafka
 		offset, ok, err := v.ix.Get(key)
+		if errors.Is(err, index.ErrClosed) && p.serving.Load() != v {
+			continue // another one has taken its place
+		}
 		if err != nil {
 			return res, p.indexTrouble(v, err)
 		}
@@ -116,17 +124,23 @@ func (p *Partition) Lookup(ctx context.Context, key []byte, q Query) (Result, er
 		}
 		res.Offset = offset
 		err = p.resolve(ctx, s, v, key, q, &res)
-		if !errors.Is(err, errMoved) {
+		switch {
+		case errors.Is(err, errReplaced):
+		case errors.Is(err, errMoved):
+			last = offset
+		default:
 			return res, err
 		}
 		p.o.Metrics.Moved.Inc()
-		last = offset
 	}
-	return res, ErrKeyNotFound
+	return res, fmt.Errorf("%w: record moved %d times", ErrNotReady, maxMoves)
 }
 
 // resolve reads the record at res.Offset from the tier that holds it.
 func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byte, q Query, res *Result) error {
+	if v.log == nil {
+		return p.resolveReplica(ctx, s, v, key, q, res)
+	}
 	if res.Offset >= v.log.State().LocalStart {
 		err := p.resolveLocal(ctx, v, key, q, res)
 		switch {
@@ -145,11 +159,19 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 		return ErrRemoteReadDisabled
 	}
 	m := p.tier.Snapshot()
-	at, ok := m.Find(res.Offset)
-	if !ok {
-		return p.notRetained(m, v.log.State())
+	if _, ok := m.Find(res.Offset); !ok {
+		return p.notInBucket(m, v.log.State(), res.Offset)
 	}
-	if res.Epoch = m.Segments[at].Epoch; done(q, res, SourceRemote) {
+	err := p.resolveRemote(ctx, m, key, q, res)
+	if errors.Is(err, record.ErrCorrupt) {
+		p.corrupted("remote", err)
+	}
+	return err
+}
+
+// resolveRemote is resolve for an offset that a segment of m answers for.
+func (p *Partition) resolveRemote(ctx context.Context, m *manifest.Manifest, key []byte, q Query, res *Result) error {
+	if res.Epoch = m.EpochAt(res.Offset); done(q, res, SourceRemote) {
 		return nil
 	}
 	hit, err := p.tier.ReadBatch(ctx, m, res.Offset, func(batch []byte, base int64) error {
@@ -161,17 +183,26 @@ func (p *Partition) resolve(ctx context.Context, s *Settings, v *view, key []byt
 	}
 	switch {
 	case errors.Is(err, tiered.ErrNotRetained):
-		// The snapshot names a segment whose range spans the offset, but the
-		// record itself was compacted away.
+		// The snapshot names a segment whose range spans the offset, but the record
+		// itself was compacted away.
 		return errMoved
+	case errors.Is(err, tiered.ErrMoved):
+		return errReplaced
 	case errors.Is(err, tiered.ErrUnknown):
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
 	case errors.Is(err, tiered.ErrClosed):
 		return ErrClosed
-	case errors.Is(err, record.ErrCorrupt):
-		p.corrupted("remote", err)
 	}
 	return err
+}
+
+// notInBucket is the answer for an offset that no segment answers for: retention
+// took it, or compaction did and the pointer has moved on.
+func (p *Partition) notInBucket(m *manifest.Manifest, st locallog.State, offset int64) error {
+	if err := p.notRetained(m, st); !errors.Is(err, ErrNotRetained) || offset < m.StartOffset || offset >= m.Next() {
+		return err
+	}
+	return errMoved
 }
 
 // notRetained is the answer for an offset that no tier has, which takes a
@@ -225,15 +256,13 @@ func (p *Partition) readLocal(ctx context.Context, v *view, key []byte, q Query,
 var readers = sync.Pool{New: func() any { return new(record.Reader) }}
 
 // modestUncompressed is how far any lookup may inflate a batch. Beyond it only as
-// many do so at once as inflations has room for, whatever batches the bucket holds
-// and however many ask for them.
+// many do so at once as Options.Inflations has room for, whatever batches the bucket
+// holds and however many ask for them.
 const modestUncompressed = 4 << 20
-
-var inflations = semaphore.NewWeighted(2)
 
 // inflate gives a reader of batch, which deflate takes back. The error is damage,
 // or ctx's while it waits for room.
-func inflate(ctx context.Context, batch []byte) (r *record.Reader, large bool, err error) {
+func (p *Partition) inflate(ctx context.Context, batch []byte) (r *record.Reader, large bool, err error) {
 	r = readers.Get().(*record.Reader)
 	if err = r.Reset(batch, modestUncompressed); err == nil {
 		return r, false, nil
@@ -242,21 +271,21 @@ func inflate(ctx context.Context, batch []byte) (r *record.Reader, large bool, e
 	if !errors.Is(err, record.ErrTooLarge) {
 		return nil, false, err
 	}
-	if err := inflations.Acquire(ctx, 1); err != nil {
+	if err := p.o.Inflations.Acquire(ctx, 1); err != nil {
 		return nil, false, err
 	}
 	r = new(record.Reader)
 	if err := r.Reset(batch, maxUncompressed); err != nil {
-		inflations.Release(1)
+		p.o.Inflations.Release(1)
 		return nil, false, err
 	}
 	return r, true, nil
 }
 
 // deflate keeps the buffer for the next one, unless it is large.
-func deflate(r *record.Reader, large bool) {
+func (p *Partition) deflate(r *record.Reader, large bool) {
 	if large {
-		inflations.Release(1)
+		p.o.Inflations.Release(1)
 		return
 	}
 	readers.Put(r)
@@ -265,11 +294,11 @@ func deflate(r *record.Reader, large bool) {
 // take copies the record of res.Offset out of batch, whose Kafka base offset is
 // base, after checking the batch's CRC, the offset and the full key.
 func (p *Partition) take(ctx context.Context, batch []byte, base int64, key []byte, q Query, res *Result) error {
-	r, large, err := inflate(ctx, batch)
+	r, large, err := p.inflate(ctx, batch)
 	if err != nil {
 		return err
 	}
-	defer deflate(r, large)
+	defer p.deflate(r, large)
 	// A local batch carries its log offset; a remote one its Kafka offset.
 	shift := base - r.Header().BaseOffset
 	if r.Header().IsControl() {
@@ -319,9 +348,17 @@ func (p *Partition) corrupted(tier string, err error) {
 	p.o.Logger.Error("stored data is damaged", "tier", tier, "err", err)
 }
 
+// position is the applied position that lookups see, 0 while none is served.
+func (p *Partition) position() int64 {
+	if v := p.serving.Load(); v != nil {
+		return v.ix.Applied().NextKafka
+	}
+	return 0
+}
+
 // awaitPosition waits until everything below min is applied.
-func (p *Partition) awaitPosition(ctx context.Context, ix *index.Index, min int64, wait time.Duration) error {
-	if ix.Applied().NextKafka >= min {
+func (p *Partition) awaitPosition(ctx context.Context, min int64, wait time.Duration) error {
+	if p.position() >= min {
 		return nil
 	}
 	if wait <= 0 {
@@ -331,7 +368,7 @@ func (p *Partition) awaitPosition(ctx context.Context, ix *index.Index, min int6
 	defer timer.Stop()
 	for {
 		moved := p.applied.wait()
-		if ix.Applied().NextKafka >= min {
+		if p.position() >= min {
 			return nil
 		}
 		select {

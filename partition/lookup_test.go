@@ -179,6 +179,7 @@ func TestNotRetained(t *testing.T) {
 	shorter := *m
 	shorter.Generation++
 	shorter.Segments = m.Segments[1:]
+	shorter.StartOffset = shorter.Segments[0].BaseOffset
 	if data, err = manifest.Encode(&shorter); err != nil {
 		t.Fatal(err)
 	}

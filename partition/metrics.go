@@ -18,6 +18,11 @@ type Metrics struct {
 	LogFailures    prometheus.Counter
 	FutureRecords  prometheus.Counter
 	Fenced         prometheus.Gauge
+	Compactions    *prometheus.CounterVec // tier
+	CompactedBytes *prometheus.CounterVec // tier
+	RecordsRemoved prometheus.Counter
+	Expired        prometheus.Counter
+	Collected      prometheus.Counter
 }
 
 // NewMetrics registers them with reg.
@@ -46,9 +51,16 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	m.LogFailures = counter("keyhole_log_failures_total", "Times that a failed write or sync made a partition read-only.")
 	m.FutureRecords = counter("keyhole_future_records_total", "Records appended with a timestamp more than a day ahead of the clock here.")
+	m.Compactions = vec("keyhole_compacted_segments_total", "Segments rewritten, or removed, because records in them had been replaced.", "tier")
+	m.CompactedBytes = vec("keyhole_compaction_freed_bytes_total", "Bytes that compaction has made segments smaller by.", "tier")
+	m.RecordsRemoved = counter("keyhole_compaction_removed_records_total", "Records that compaction has removed, tombstones included.")
+	m.Expired = counter("keyhole_expired_segments_total", "Segments that retention has removed.")
+	m.Collected = counter("keyhole_collected_objects_total", "Objects of the bucket deleted because nobody needed them any more.")
 	m.Fenced = prometheus.NewGauge(prometheus.GaugeOpts{Name: "keyhole_fenced_partitions", Help: "Partitions that a newer writer has taken over."})
 	reg.MustRegister(m.Fenced)
 	for _, tier := range []string{"local", "remote"} {
+		m.Compactions.WithLabelValues(tier)
+		m.CompactedBytes.WithLabelValues(tier)
 		for _, kind := range []string{"read", "record", "index"} {
 			m.Corruptions.WithLabelValues(tier, kind)
 		}

@@ -15,7 +15,9 @@
 //
 // A lookup is told in lookup.go, appending and the feeding of the index in
 // append.go and catchup.go, uploading and evicting in archive.go, and the way
-// from a directory to a serving partition in recover.go.
+// from a directory to a serving partition in recover.go. What is removed is decided
+// in liveness.go, by compact_local.go and compact_remote.go, and by retention.go. A
+// read replica is a partition without a local log: replica.go.
 package partition
 
 import (
@@ -29,14 +31,18 @@ import (
 
 	"keyhole/index"
 	"keyhole/locallog"
+	"keyhole/manifest"
 	"keyhole/record"
 	"keyhole/tiered"
 )
 
 // view is what lookups need; it exists once the index has caught up with the log.
 type view struct {
-	log *locallog.Log
+	log *locallog.Log // nil on a read replica
 	ix  *index.Index
+	// remote are the manifests in which the index's entries are found, the newest
+	// first, where that is not simply the tier's own: see follow.
+	remote []*manifest.Manifest
 }
 
 // Partition is one topic-partition. All methods may be called in parallel.
@@ -73,6 +79,13 @@ type Partition struct {
 	// mutex, because the wait for it ends with the caller's context.
 	chores chan struct{}
 
+	compactions     compactions
+	cleaned         cleaned      // for the holder of a compaction's turn
+	tombstonesTried time.Time    // when they alone were last a reason to compact; likewise
+	purged          atomic.Int64 // the index has no entries below
+	listedOrphans   time.Time    // for the holder of chores
+	indexName       string       // of the index's directory
+
 	mu struct {
 		sync.Mutex
 		reason   string // why lookups are not served; empty: they are
@@ -92,17 +105,27 @@ func Open(o Options) *Partition {
 	ctx, cancel := context.WithCancel(context.Background())
 	o.Logger = o.Logger.With("topic", o.Topic, "partition", o.Partition)
 	p := &Partition{
-		o:      o,
-		ctx:    ctx,
-		cancel: cancel,
-		opened: make(chan struct{}),
-		done:   make(chan struct{}),
-		kick:   make(chan struct{}, 1),
-		chores: make(chan struct{}, 1),
+		o:         o,
+		ctx:       ctx,
+		cancel:    cancel,
+		opened:    make(chan struct{}),
+		done:      make(chan struct{}),
+		kick:      make(chan struct{}, 1),
+		indexName: indexName,
+		chores:    make(chan struct{}, 1),
 	}
+	p.compactions.turn = make(chan struct{}, 1)
+	if p.o.Now == nil {
+		p.o.Now = guardedClock()
+	}
+	p.listedOrphans = p.now().Add(-rand.N(orphanInterval)) // not all partitions at once
 	p.settings.Store(&o.Settings)
 	p.mu.reason = "starting"
-	go p.run()
+	if o.Replica {
+		go p.follow()
+	} else {
+		go p.run()
+	}
 	return p
 }
 
@@ -207,6 +230,10 @@ func (p *Partition) run() {
 	if !open {
 		return
 	}
+	p.loadCleaned()
+	var compacting sync.WaitGroup
+	compacting.Go(p.compactWhenDue)
+	defer compacting.Wait()
 	backoff := time.Duration(0)
 	for {
 		if err := p.chore(p.ctx); err != nil && p.ctx.Err() == nil {
@@ -313,7 +340,7 @@ func (p *Partition) Close(ctx context.Context) error {
 	if log := p.log.Load(); log != nil {
 		errs = append(errs, log.Close())
 	}
-	errs = append(errs, p.feed.close())
+	errs = append(errs, p.closeIndex())
 	if p.tier != nil {
 		errs = append(errs, p.tier.Close())
 	}

@@ -103,8 +103,13 @@ func (p *Partition) openTier() error {
 		Writer:      p.o.Writer,
 		Conditional: p.o.Conditional,
 		ChunkBytes:  func() int64 { return p.settings.Load().ChunkBytes },
-		Shared:      p.o.Tiers,
-		Logger:      p.o.Logger,
+		Recode: func() tiered.Recode {
+			s := p.settings.Load()
+			return tiered.Recode{Merge: s.RemoteMerge, Codec: s.RemoteCodec}
+		},
+		Now:    p.now,
+		Shared: p.o.Tiers,
+		Logger: p.o.Logger,
 	})
 	if err != nil {
 		return fmt.Errorf("open remote tier: %w", err)
@@ -180,7 +185,7 @@ func (p *Partition) openLog(ctx context.Context, s *Settings) error {
 }
 
 func (p *Partition) logDir() string   { return p.o.FS.PathJoin(p.o.Dir, "log") }
-func (p *Partition) indexDir() string { return p.o.FS.PathJoin(p.o.Dir, "kv_index") }
+func (p *Partition) indexDir() string { return p.o.FS.PathJoin(p.o.Dir, p.indexName) }
 
 // makeDir makes the partition's directory durable. What is above it is the
 // catalog's; what is below syncs its own names.
@@ -287,7 +292,7 @@ func (p *Partition) beginAnew(why error) error {
 	p.serving.Store(nil)
 	p.setReason("local log begins anew")
 	log := p.log.Load()
-	if err := errors.Join(log.Close(), p.feed.close()); err != nil {
+	if err := errors.Join(log.Close(), p.closeIndex()); err != nil {
 		return fmt.Errorf("close outdated local log: %w", err)
 	}
 	if err := p.overtaken(why); !errors.Is(err, errTakeOver) {

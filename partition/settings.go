@@ -38,6 +38,7 @@ type Settings struct {
 	FlushInterval    time.Duration // 0: durable before the answer
 	MaxRecordBytes   int64         // key, value and headers, uncompressed
 	Codec            record.Codec  // of batches written here
+	KeepCodec        bool          // compaction leaves batches in the codec they have
 	ChunkBytes       int64         // target of one remote chunk
 
 	// RemoteCodec compresses the batches of segments in the bucket, after small ones
@@ -54,7 +55,7 @@ type Settings struct {
 	ReplicaInterval time.Duration // how often a read replica asks for the manifest
 }
 
-// Options are what Open needs; all but Bucket, Space and Start are required.
+// Options are what Open needs; all but Bucket, Space, Start, Compactions and Now are required.
 type Options struct {
 	FS        vfs.FS
 	Dir       string // <data>/topics/<topic>/<id>/<partition>
@@ -79,8 +80,14 @@ type Options struct {
 	Settings    Settings
 	// Space says whether there is room for records; nil: always.
 	Space *Space
-	// Start bounds how many partitions replay into their index at once; nil: no bound.
-	Start *semaphore.Weighted
+	// Start bounds how many partitions replay into their index at once, Compactions
+	// how many compact in the background; nil: no bound.
+	Start, Compactions *semaphore.Weighted
+	// Inflations bounds how many very large batches are decompressed at once.
+	Inflations *semaphore.Weighted
+	// Now is the time by which things are deleted that are old enough; nil: one that
+	// does not jump ahead.
+	Now func() time.Time
 }
 
 func (o *Options) remote() bool { return o.Bucket != nil }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"keyhole/locallog"
 	"keyhole/tiered"
 )
 
@@ -63,19 +64,13 @@ func (p *Partition) Status() Status {
 		text := err.Error()
 		st.ReadOnly = &text
 	}
-	log := p.log.Load()
-	if log == nil {
+	if log := p.log.Load(); log != nil {
+		localStatus(&st, log)
+	} else if !p.o.Replica {
 		return st
 	}
-	ls := log.State()
-	st.LocalStart, st.HighWatermark = &ls.LocalStart, &ls.HighWatermark
-	if ls.HighWatermark > ls.LocalStart {
-		last := ls.HighWatermark - 1
-		st.LocalLast = &last
-	}
-	for _, seg := range log.Segments() {
-		st.LocalSegments++
-		st.LocalBytes += seg.Bytes
+	if p.o.Replica && p.serving.Load() == nil {
+		return st // the tier may not be open yet
 	}
 	if p.tier != nil {
 		p.remoteStatus(&st)
@@ -89,6 +84,19 @@ func (p *Partition) Status() Status {
 		st.IndexKeys, st.IndexBytes = &keys, &size
 	}
 	return st
+}
+
+func localStatus(st *Status, log *locallog.Log) {
+	ls := log.State()
+	st.LocalStart, st.HighWatermark = &ls.LocalStart, &ls.HighWatermark
+	if ls.HighWatermark > ls.LocalStart {
+		last := ls.HighWatermark - 1
+		st.LocalLast = &last
+	}
+	for _, seg := range log.Segments() {
+		st.LocalSegments++
+		st.LocalBytes += seg.Bytes
+	}
 }
 
 func (p *Partition) remoteStatus(st *Status) {
@@ -110,7 +118,7 @@ func (p *Partition) remoteStatus(st *Status) {
 
 // Manifest is the manifest as it is in the bucket now.
 func (p *Partition) Manifest(ctx context.Context) ([]byte, error) {
-	if p.log.Load() == nil {
+	if p.log.Load() == nil && !(p.o.Replica && p.serving.Load() != nil) {
 		return nil, p.notServing()
 	}
 	if p.tier == nil {

@@ -1,0 +1,224 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"keyhole/locallog"
+	"keyhole/record"
+	"keyhole/tiered"
+)
+
+// localPass rewrites sealed segments of the local log. all says that every dead
+// record is to go; otherwise a segment is left alone until ratio of its records is
+// dead.
+type localPass struct {
+	p     *Partition
+	v     *view
+	live  *liveness
+	s     *Settings
+	now   time.Time
+	ratio float64 // 0: any
+	stats *CompactionStats
+}
+
+// compactBeforeUpload takes out of segments that are about to be uploaded together
+// what they replace of each other and of older ones. What only a segment behind
+// them replaces stays: whoever reads the bucket does not see that one yet.
+func (p *Partition) compactBeforeUpload(ctx context.Context, segs []locallog.SegmentInfo, s *Settings, stats *CompactionStats) error {
+	v := p.serving.Load()
+	if v == nil || len(segs) == 0 || p.now().Sub(segs[0].SealedAt) < s.CompactionLag {
+		return nil
+	}
+	bound := segs[len(segs)-1].NextKafka
+	var size, behind int64
+	for _, seg := range v.log.Segments() {
+		if seg.BaseKafka >= bound {
+			behind += seg.Bytes
+		}
+	}
+	for _, seg := range segs {
+		size += seg.Bytes
+	}
+	if behind > 2*size+s.SegmentBytes {
+		return nil // the bucket was away; what is dead is found there later
+	}
+	if v.ix.Applied().NextKafka < bound {
+		return nil
+	}
+	live, err := newLiveness(ctx, v, bound)
+	if errors.Is(err, errBacklog) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer live.close()
+	pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), ratio: s.DirtyRatio, stats: stats}
+	return pass.run(ctx, segs, false)
+}
+
+// compactLocal compacts what is sealed and not waiting for an upload. What has been
+// replaced anywhere goes: only this node reads the local log, and its index is at
+// the head.
+func (p *Partition) compactLocal(ctx context.Context, v *view, s *Settings, stats *CompactionStats) error {
+	var segs []locallog.SegmentInfo
+	for _, seg := range v.log.Segments() {
+		waiting := s.RemoteWrite && p.tier != nil && seg.NextKafka > p.tier.Snapshot().Next()
+		if seg.Sealed && !waiting && p.now().Sub(seg.SealedAt) >= s.CompactionLag {
+			segs = append(segs, seg)
+		}
+	}
+	if len(segs) == 0 {
+		return nil
+	}
+	live, err := newLiveness(ctx, v, v.ix.Applied().NextKafka)
+	if err != nil {
+		return err
+	}
+	defer live.close()
+	pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), stats: stats}
+	return pass.run(ctx, segs, p.tier == nil)
+}
+
+// run looks at all segments first, then rewrites, oldest first. With dropping, a
+// tombstone goes once no segment before its own has a dead record left.
+func (pass *localPass) run(ctx context.Context, segs []locallog.SegmentInfo, dropping bool) error {
+	pass.live.begin()
+	for _, seg := range segs {
+		if err := pass.read(ctx, seg, pass.live.note); err != nil {
+			return err
+		}
+	}
+	clean := dropping && segs[0].BaseKafka <= pass.v.log.State().LocalStart
+	for i, seg := range segs {
+		if i > 0 && seg.BaseKafka != segs[i-1].NextKafka {
+			clean = false // one in between is not looked at
+		}
+		if clean && pass.now.Sub(seg.SealedAt) >= pass.s.DeleteRetention {
+			pass.live.deleted(func(_ string, offset int64) bool {
+				return offset >= seg.BaseKafka && offset < seg.NextKafka
+			})
+		}
+		done, err := pass.compact(ctx, seg)
+		if err != nil {
+			return err
+		}
+		clean = clean && done
+	}
+	return nil
+}
+
+// compact rewrites one segment if it is worth it, and reports whether nothing dead
+// is left in it.
+func (pass *localPass) compact(ctx context.Context, seg locallog.SegmentInfo) (clean bool, err error) {
+	total, dead := 0, 0
+	err = pass.read(ctx, seg, func(key []byte, offset int64, tombstone bool) error {
+		keep, err := pass.live.keep(key, offset, tombstone)
+		total++
+		if !keep {
+			dead++
+		}
+		return err
+	})
+	if err != nil || dead == 0 {
+		return err == nil, err
+	}
+	if float64(dead) < pass.ratio*float64(total) {
+		return false, nil
+	}
+	tombstones := int64(0)
+	o := locallog.CompactOptions{
+		Codec:     pass.s.Codec,
+		KeepCodec: pass.s.KeepCodec,
+		Target:    batchTarget,
+		Keep: func(key []byte, offset int64, tombstone bool) (bool, error) {
+			keep, err := pass.live.keep(key, offset, tombstone)
+			if !keep && tombstone {
+				tombstones++
+			}
+			return keep, err
+		},
+		Settle: func(ctx context.Context) error { return pass.p.settle(ctx, pass.v) },
+	}
+	if pass.s.Codec != record.None {
+		o.Target = compressedBatchTarget
+	}
+	done, err := pass.v.log.CompactSegment(ctx, seg.BaseLog, o)
+	if errors.Is(err, locallog.ErrNoSegment) {
+		return true, nil // evicted meanwhile
+	}
+	if err != nil {
+		return false, err
+	}
+	if !done.Swapped {
+		return false, nil
+	}
+	pass.stats.LocalSegments++
+	pass.stats.LocalBytesBefore += done.Before
+	pass.stats.LocalBytesAfter += done.After
+	pass.p.dropped(pass.stats, done.RecordsBefore-done.RecordsAfter, tombstones)
+	pass.p.o.Metrics.Compactions.WithLabelValues("local").Inc()
+	pass.p.o.Metrics.CompactedBytes.WithLabelValues("local").Add(float64(max(0, done.Before-done.After)))
+	return true, nil
+}
+
+// dropped counts records that are gone.
+func (p *Partition) dropped(stats *CompactionStats, records, tombstones int64) {
+	stats.RecordsRemoved += records
+	stats.TombstonesRemoved += tombstones
+	p.o.Metrics.RecordsRemoved.Add(float64(records))
+}
+
+// read calls fn with the records of a segment that have a key. A segment that is
+// gone has none.
+func (pass *localPass) read(ctx context.Context, seg locallog.SegmentInfo, fn func(key []byte, offset int64, tombstone bool) error) error {
+	src, err := pass.v.log.OpenSegment(seg.BaseLog)
+	if errors.Is(err, locallog.ErrNoSegment) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	r := readers.Get().(*record.Reader)
+	defer readers.Put(r)
+	return src.Batches(func(_ int64, batch []byte, base int64) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := r.Reset(batch, maxUncompressed); err != nil {
+			return err
+		}
+		h := r.Header()
+		for !h.IsControl() && r.Next() {
+			rec := r.Record()
+			if rec.Key == nil {
+				continue
+			}
+			if err := fn(rec.Key, base+rec.Offset-h.BaseOffset, rec.Value == nil); err != nil {
+				return err
+			}
+		}
+		return r.Err()
+	})
+}
+
+// settle makes durable what replaced the records that are about to go: the log
+// first, then the index that no longer points at them.
+func (p *Partition) settle(ctx context.Context, v *view) error {
+	if err := v.log.Sync(ctx); err != nil {
+		return err
+	}
+	if err := v.ix.Flush(ctx); err != nil {
+		return err
+	}
+	if p.serving.Load() != v {
+		return ErrNotReady
+	}
+	if p.fenced.Load() {
+		return tiered.ErrFenced
+	}
+	return nil
+}

@@ -1,0 +1,290 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"keyhole/manifest"
+	"keyhole/tiered"
+)
+
+const (
+	// smallShare says which segments are small: at most one part in so many of
+	// segment.bytes. They are merged with their neighbours.
+	smallShare = 4
+	// smallRun is how many small neighbours are worth a rewrite of their own.
+	smallRun = 8
+)
+
+// remotePass rewrites segments of the bucket, group by group, each with a commit of
+// its own, so that what was done stays done.
+type remotePass struct {
+	p      *Partition
+	v      *view
+	live   *liveness
+	s      *Settings
+	now    time.Time
+	forced bool // any dead record is to go, not only from segments that are mostly dead
+	stats  *CompactionStats
+
+	// first has, for deleted keys, the base offset of the first segment with a
+	// record of theirs; deleted keys that it lacks may have records anywhere.
+	first map[string]int64
+}
+
+// candidate is a segment and what the index says of it.
+type candidate struct {
+	manifest.Segment
+	live int64 // records that the index points at
+	due  bool  // its tombstones are old enough to go
+}
+
+// dead estimates how many records can go.
+func (c *candidate) dead() int64 {
+	dead := c.Records - c.live
+	if !c.due {
+		dead -= c.Tombstones
+	}
+	return max(0, dead)
+}
+
+// after estimates the bytes of the .log object without them.
+func (c *candidate) after() int64 {
+	return c.Size * (c.Records - c.dead()) / max(1, c.Records)
+}
+
+// compactRemote compacts the bucket. Only what the bucket itself replaces goes.
+func (p *Partition) compactRemote(ctx context.Context, v *view, s *Settings, forced bool, stats *CompactionStats) error {
+	m := p.tier.Snapshot()
+	live, err := newLiveness(ctx, v, m.Next())
+	if err != nil {
+		return err
+	}
+	defer live.close()
+	pass := remotePass{p: p, v: v, live: live, s: s, now: p.now(), forced: forced, stats: stats}
+	list, err := pass.count(ctx, m)
+	if err != nil {
+		return err
+	}
+	groups := pass.groups(list)
+	if err := pass.survey(ctx, m, groups); err != nil {
+		return err
+	}
+	for _, group := range groups {
+		err := pass.rewrite(ctx, group)
+		if errors.Is(err, tiered.ErrChanged) {
+			continue // retention took some of it
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count asks the index how many records of each segment are alive. It reads
+// nothing from the bucket.
+func (pass *remotePass) count(ctx context.Context, m *manifest.Manifest) ([]candidate, error) {
+	list := make([]candidate, len(m.Segments))
+	for i, seg := range m.Segments {
+		list[i] = candidate{Segment: seg, due: pass.age(&seg) >= pass.s.DeleteRetention}
+	}
+	n := 0
+	err := pass.live.at.Scan(func(_ []byte, offset int64) error {
+		if i, ok := m.Find(offset); ok {
+			list[i].live++
+		}
+		if n++; n%(1<<12) == 0 {
+			return ctx.Err()
+		}
+		return nil
+	})
+	return list, err
+}
+
+func (pass *remotePass) age(seg *manifest.Segment) time.Duration {
+	return pass.now.Sub(pass.p.created(seg))
+}
+
+// groups picks the runs of neighbours that are worth a rewrite: those that begin
+// with a segment that is mostly dead, and those of many small ones. A group becomes
+// one segment of at most segment.bytes.
+func (pass *remotePass) groups(list []candidate) [][]candidate {
+	var groups [][]candidate
+	for i := 0; i < len(list); {
+		n := pass.group(list[i:])
+		if n > 0 {
+			groups = append(groups, list[i:i+n])
+		}
+		i += max(1, n)
+	}
+	return groups
+}
+
+// group says how many segments from the first on belong together, 0 if the first
+// is best left alone.
+func (pass *remotePass) group(list []candidate) int {
+	n, dirty, size := 0, false, int64(0)
+	for n < len(list) {
+		c := &list[n]
+		if pass.age(&c.Segment) < pass.s.CompactionLag {
+			break
+		}
+		d := c.dead() > 0 && float64(c.dead()) >= pass.ratio()*float64(c.Records)
+		small := c.after() <= pass.s.SegmentBytes/smallShare
+		if !d && !small || n > 0 && size+c.after() > pass.s.SegmentBytes {
+			break
+		}
+		dirty = dirty || d
+		size += c.after()
+		n++
+	}
+	many := smallRun
+	if pass.forced {
+		many = 2
+	}
+	if dirty || n >= many {
+		return n
+	}
+	return 0
+}
+
+func (pass *remotePass) ratio() float64 {
+	if pass.forced {
+		return 0
+	}
+	return pass.s.DirtyRatio
+}
+
+// survey finds out where deleted keys appear first, for the tombstones of the
+// groups that are old enough to go. It reads the key runs up to the last of them.
+func (pass *remotePass) survey(ctx context.Context, m *manifest.Manifest, groups [][]candidate) error {
+	end := 0
+	for _, group := range groups {
+		for _, c := range group {
+			if c.due && c.Tombstones > 0 {
+				end = m.After(c.BaseOffset) + 1
+			}
+		}
+	}
+	pass.first = make(map[string]int64)
+	for i := range m.Segments[:end] {
+		seg := &m.Segments[i]
+		err := pass.p.tier.Keys(ctx, seg, func(key []byte, _ int64, _ bool) error {
+			if _, known := pass.first[string(key)]; known || pass.live.isRecent(key) || len(pass.first) >= maxNoted {
+				return nil
+			}
+			_, ok, err := pass.live.at.Get(key)
+			if err == nil && !ok {
+				pass.first[string(key)] = seg.BaseOffset
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rewrite replaces one group. What a segment has in its key run says exactly what
+// will be left of it, so segments with nothing alive go without being read, and a
+// group that would stay as it is, is not rewritten.
+func (pass *remotePass) rewrite(ctx context.Context, group []candidate) error {
+	old := make([]manifest.Segment, len(group))
+	var before, records int64
+	pass.live.begin()
+	for i := range group {
+		old[i] = group[i].Segment
+		before += old[i].Size + old[i].IndexSize
+		records += old[i].Records
+		if err := pass.p.tier.Keys(ctx, &old[i], pass.live.note); err != nil {
+			return err
+		}
+	}
+	horizon := int64(0)
+	for _, c := range group {
+		if !c.due {
+			continue
+		}
+		pass.live.deleted(func(key string, offset int64) bool {
+			first, known := pass.first[key]
+			goes := known && first >= old[0].BaseOffset && offset >= c.BaseOffset && offset <= c.LastOffset
+			if goes {
+				horizon = max(horizon, offset+1)
+			}
+			return goes
+		})
+	}
+	left, err := pass.left(ctx, old)
+	if err != nil {
+		return err
+	}
+	if left == records && len(old) == 1 {
+		return nil
+	}
+	tombstones := int64(0)
+	m, err := pass.p.tier.Rewrite(ctx, old, tiered.RewriteOptions{
+		Empty: left == 0,
+		Keep: func(key []byte, offset int64, tombstone bool) (bool, error) {
+			keep, err := pass.live.keep(key, offset, tombstone)
+			if !keep && tombstone {
+				tombstones++
+			}
+			return keep, err
+		},
+		Horizon: horizon,
+		Settle:  func(ctx context.Context) error { return pass.p.settle(ctx, pass.v) },
+		Now:     pass.p.now,
+		Pace:    pass.pace,
+	})
+	if err != nil {
+		return err
+	}
+	var after, remain int64
+	for i := m.After(old[0].BaseOffset); i < len(m.Segments) && m.Segments[i].LastOffset <= old[len(old)-1].LastOffset; i++ {
+		after += m.Segments[i].Size + m.Segments[i].IndexSize
+		remain += m.Segments[i].Records
+	}
+	pass.stats.CloudSegments += len(old)
+	pass.stats.CloudBytesBefore += before
+	pass.stats.CloudBytesAfter += after
+	pass.p.dropped(pass.stats, records-remain, tombstones)
+	pass.p.o.Metrics.Compactions.WithLabelValues("remote").Add(float64(len(old)))
+	pass.p.o.Metrics.CompactedBytes.WithLabelValues("remote").Add(float64(max(0, before-after)))
+	return nil
+}
+
+// left counts the records that will be left of the segments.
+func (pass *remotePass) left(ctx context.Context, old []manifest.Segment) (n int64, err error) {
+	for i := range old {
+		err := pass.p.tier.Keys(ctx, &old[i], func(key []byte, offset int64, tombstone bool) error {
+			keep, err := pass.live.keep(key, offset, tombstone)
+			if keep {
+				n++
+			}
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	return n, nil
+}
+
+// pace leaves at least half of the store's bandwidth to others, unless an operator
+// waits for the end.
+func (pass *remotePass) pace(ctx context.Context, took time.Duration) error {
+	if pass.forced {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(took)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

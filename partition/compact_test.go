@@ -1,0 +1,644 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"keyhole/record"
+	"keyhole/tiered"
+)
+
+// compacting are settings under which compaction has something to do: many small
+// segments, tombstones that may go at once, merged batches in the bucket.
+func compacting() Settings {
+	s := defaults()
+	s.SegmentBytes = 2 << 10
+	s.RemoteMerge, s.RemoteCodec = true, record.Zstd
+	s.DeleteRetention = 0
+	return s
+}
+
+func compact(t *testing.T, p *Partition) Compaction {
+	t.Helper()
+	c, err := p.Compact(t.Context())
+	if err != nil {
+		t.Fatalf("compact: %v", err)
+	}
+	return c
+}
+
+// state is what lookups say about a set of keys: everything a client can see but
+// where the record was read.
+type answer struct {
+	value  string
+	offset int64
+	epoch  int64
+	time   int64
+	err    string
+}
+
+func answers(t *testing.T, p *Partition, keys []string) map[string]answer {
+	t.Helper()
+	out := make(map[string]answer)
+	for _, k := range keys {
+		res, err := get(p, k)
+		switch {
+		case errors.Is(err, ErrKeyNotFound):
+			out[k] = answer{err: "not found"}
+		case err != nil:
+			t.Fatalf("lookup %q: %v", k, err)
+		default:
+			out[k] = answer{value: string(res.Value), offset: res.Offset, epoch: res.Epoch, time: res.Timestamp}
+		}
+	}
+	return out
+}
+
+func sameAnswers(t *testing.T, what string, got, want map[string]answer) {
+	t.Helper()
+	for k, w := range want {
+		if g := got[k]; g != w {
+			t.Fatalf("%s: %s is %.60v, was %.60v", what, k, g, w)
+		}
+	}
+}
+
+// remoteRecords counts what the manifest lists.
+func remoteRecords(p *Partition) (records, tombstones int64) {
+	for _, seg := range p.tier.Snapshot().Segments {
+		records += seg.Records
+		tombstones += seg.Tombstones
+	}
+	return records, tombstones
+}
+
+func numbered(n int) (keys []string) {
+	for i := range n {
+		keys = append(keys, fmt.Sprintf("key-%03d", i))
+	}
+	return keys
+}
+
+// After a compaction with everything in the bucket only what is alive is left, at
+// the offsets and in the epochs it had; and a rebuild from nothing but the bucket
+// gives the same answers. case 7-15
+func TestCompactLeavesWhatIsAlive(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	p := r.open()
+	keys := numbered(60)
+	live := 0
+	for round := range 6 {
+		for i, k := range keys {
+			if (i+round)%7 == 0 {
+				del(t, p, k)
+			} else {
+				put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+			}
+		}
+		if round%2 == 1 {
+			evict(t, p)
+		}
+		if round == 2 {
+			r.p = r.reopen() // records of several epochs
+			p = r.p
+		}
+	}
+	want := answers(t, p, keys)
+	for _, a := range want {
+		if a.err == "" {
+			live++
+		}
+	}
+	c := compact(t, p)
+	sameAnswers(t, "compacted", answers(t, p, keys), want)
+	if records, tombstones := remoteRecords(p); records != int64(live) || tombstones != 0 {
+		t.Fatalf("%d records, %d of them tombstones, are left in the bucket; %d keys are alive", records, tombstones, live)
+	}
+	if c.Done.CloudSegments == 0 || c.Done.RecordsRemoved == 0 || c.Done.CloudBytesAfter >= c.Done.CloudBytesBefore {
+		t.Fatalf("done: %+v", c.Done)
+	}
+	evict(t, p)
+	sameAnswers(t, "evicted", answers(t, p, keys), want)
+	if again := compact(t, p); again.Done.CloudSegments != 0 || again.Done.LocalSegments != 0 {
+		t.Fatalf("compacted again for nothing: %+v", again.Done)
+	}
+
+	r.stop()
+	if err := r.fs.RemoveAll("/data/t/0/kv_index"); err != nil {
+		t.Fatal(err)
+	}
+	sameAnswers(t, "index built anew", answers(t, r.open(), keys), want)
+	r.stop()
+	sameAnswers(t, "empty disk", answers(t, r.other("node-b").open(), keys), want)
+}
+
+// What only the local log replaces stays in the bucket: whoever sees the bucket
+// alone, a replica or an empty disk, must find the value as of the bucket's end.
+func TestBucketAloneIsRightAfterCompaction(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	p := r.open()
+	keys := numbered(40)
+	for round := range 3 {
+		for i, k := range keys {
+			put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+		}
+	}
+	evict(t, p)
+	want := answers(t, p, keys)
+	for i, k := range keys { // stays in the local log
+		if i%2 == 0 {
+			put(t, p, k, "newer")
+		} else {
+			del(t, p, k)
+		}
+	}
+	v, s := p.serving.Load(), p.settings.Load()
+	var stats CompactionStats
+	if err := p.compactRemote(t.Context(), v, s, true, &stats); err != nil {
+		t.Fatal(err)
+	}
+	if stats.RecordsRemoved == 0 {
+		t.Fatal("nothing was removed")
+	}
+	if records, _ := remoteRecords(p); records != int64(len(keys)) {
+		t.Fatalf("%d records are left in the bucket for %d keys", records, len(keys))
+	}
+	r.stop()
+	sameAnswers(t, "bucket alone", answers(t, r.other("node-b").open(), keys), want)
+}
+
+// A segment that is compacted before its upload keeps what only the segments
+// behind it replace.
+func TestCompactionBeforeUploadLooksNoFurtherThanTheBucket(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.SegmentBytes = 1 << 20
+	p := r.open()
+	keys := numbered(40)
+	for round := range 3 {
+		for i, k := range keys {
+			put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+		}
+	}
+	want := answers(t, p, keys)
+	if err := p.log.Load().Roll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, k := range keys {
+		if i%2 == 0 {
+			put(t, p, k, "newer")
+		} else {
+			del(t, p, k)
+		}
+	}
+	s := *p.settings.Load()
+	s.DirtyRatio = 0
+	if err := p.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var stats CompactionStats
+	_, err := p.uploadGroup(t.Context(), p.log.Load(), &s, &stats)
+	p.leave()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stats.LocalSegments != 1 || stats.RecordsRemoved != int64(2*len(keys)) {
+		t.Fatalf("compacted before the upload: %+v", stats)
+	}
+	r.stop()
+	sameAnswers(t, "bucket alone", answers(t, r.other("node-b").open(), keys), want)
+}
+
+// Tombstones stay for delete.retention.ms, and as long as anything older is left.
+func TestTombstonesGoLast(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.DeleteRetention = time.Hour
+	now := time.Now()
+	var mu sync.Mutex
+	r.options = func(o *Options) {
+		o.Now = func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			return now
+		}
+	}
+	p := r.open()
+	keys := numbered(30)
+	for i, k := range keys {
+		put(t, p, k, fmt.Sprintf("%0100d", i))
+	}
+	evict(t, p)
+	for _, k := range keys[:10] {
+		del(t, p, k)
+	}
+	want := answers(t, p, keys)
+	compact(t, p)
+	if records, tombstones := remoteRecords(p); records != 30 || tombstones != 10 {
+		t.Fatalf("young tombstones: %d records, %d tombstones", records, tombstones)
+	}
+	if h := p.tier.Snapshot().DeleteHorizon; h != 0 {
+		t.Fatalf("horizon %d", h)
+	}
+	mu.Lock()
+	now = now.Add(time.Hour)
+	mu.Unlock()
+	compact(t, p)
+	if records, tombstones := remoteRecords(p); records != 20 || tombstones != 0 {
+		t.Fatalf("old tombstones: %d records, %d tombstones", records, tombstones)
+	}
+	if h := p.tier.Snapshot().DeleteHorizon; h != 40 {
+		t.Fatalf("horizon %d, want 40", h)
+	}
+	sameAnswers(t, "compacted", answers(t, p, keys), want)
+	r.stop()
+	b := r.other("node-b")
+	sameAnswers(t, "empty disk", answers(t, b.open(), keys), want)
+}
+
+// Without a store tombstones go from the local log.
+func TestTombstonesGoWithoutAStore(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.noStore = true
+	p := r.open()
+	keys := numbered(50)
+	for round := range 2 {
+		for i, k := range keys {
+			put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+		}
+	}
+	for _, k := range keys[:25] {
+		del(t, p, k)
+	}
+	want := answers(t, p, keys)
+	compact(t, p)
+	sameAnswers(t, "compacted", answers(t, p, keys), want)
+	if n := localRecords(t, p); n != 25 {
+		t.Fatalf("%d records are left for 25 live keys", n)
+	}
+	r.stop()
+	if err := r.fs.RemoveAll("/data/t/0/kv_index"); err != nil {
+		t.Fatal(err)
+	}
+	p = r.open()
+	sameAnswers(t, "index built anew", answers(t, p, keys), want)
+	if off := put(t, p, "next", "v"); off != 125 {
+		t.Fatalf("next offset %d, want 125", off)
+	}
+}
+
+func localRecords(t *testing.T, p *Partition) (n int) {
+	t.Helper()
+	v := p.serving.Load()
+	pass := localPass{p: p, v: v}
+	for _, seg := range v.log.Segments() {
+		if err := pass.read(t.Context(), seg, func([]byte, int64, bool) error { n++; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+// Random operations on one key space, with compactions of both tiers in between:
+// the answers are those of a map, also of an index that is built anew, and of a
+// disk that has nothing but the bucket.
+func TestRandomCompactions(t *testing.T) {
+	rng := seeded(t)
+	for range 4 {
+		randomCompactions(t, rand.New(rand.NewPCG(rng.Uint64(), 0)))
+	}
+}
+
+func randomCompactions(t *testing.T, rng *rand.Rand) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.SegmentBytes = 1<<10 + rng.Int64N(8<<10)
+	r.settings.RemoteMerge = rng.IntN(3) > 0
+	r.settings.RemoteCodec = record.Codec(rng.IntN(5))
+	r.settings.Codec = record.Codec(rng.IntN(5))
+	p := r.open()
+	keys := numbered(25)
+	model := map[string]answer{}
+	for _, k := range keys {
+		model[k] = answer{err: "not found"}
+	}
+	write := func() {
+		k := keys[rng.IntN(len(keys))]
+		rec := record.Record{Key: []byte(k), Timestamp: rng.Int64N(1e12)}
+		if rng.IntN(4) > 0 {
+			rec.Value = fmt.Appendf(nil, "%0*d", 1+rng.IntN(300), rng.IntN(1000))
+		}
+		off, err := p.Append(t.Context(), []record.Record{rec})
+		if err != nil {
+			t.Fatal(err)
+		}
+		model[k] = answer{err: "not found"}
+		if rec.Value != nil {
+			model[k] = answer{value: string(rec.Value), offset: off, time: rec.Timestamp}
+		}
+	}
+	check := func(what string, p *Partition) {
+		t.Helper()
+		got := answers(t, p, keys)
+		for k, a := range got {
+			a.epoch = 0
+			got[k] = a
+		}
+		sameAnswers(t, what, got, model)
+	}
+	for range 60 {
+		for range rng.IntN(40) {
+			write()
+		}
+		switch rng.IntN(8) {
+		case 0:
+			compact(t, p)
+		case 1:
+			var stats CompactionStats
+			if err := p.compact(t.Context(), p.settings.Load(), true, &stats); err != nil {
+				t.Fatal(err)
+			}
+		case 2, 3:
+			if _, err := p.Evict(t.Context(), rng.Int64N(20<<10)); err != nil {
+				t.Fatal(err)
+			}
+		case 4:
+			if _, err := p.Collect(t.Context(), false); err != nil {
+				t.Fatal(err)
+			}
+		case 5:
+			p = r.reopen()
+		case 6:
+			r.stop()
+			if err := r.fs.RemoveAll("/data/t/0/kv_index"); err != nil {
+				t.Fatal(err)
+			}
+			p = r.open()
+		case 7: // everything is in the bucket, and the disk is lost
+			evict(t, p)
+			r.stop()
+			r.fs = disk(t)
+			r.writer = fmt.Sprintf("node-%d", rng.IntN(1000))
+			p = r.open()
+		}
+		check("after a step", p)
+	}
+}
+
+// Lookups and writes go on while both tiers are compacted, and see nothing of it.
+// case 7-21
+func TestCompactionUnderLoad(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	p := r.open()
+	keys := numbered(50)
+	for i, k := range keys {
+		put(t, p, k, fmt.Sprintf("00000000 %0100d", i))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	writes := make(chan struct{}, 400) // how many may be made
+	for w := range 2 {
+		wg.Go(func() { // each writer owns half of the keys and counts up
+			n := 0
+			for range writes {
+				n++
+				k := keys[(n*2+w)%len(keys)]
+				if _, err := p.Append(context.Background(), []record.Record{{Key: []byte(k), Value: fmt.Appendf(nil, "%08d %0100d", n, 0)}}); err != nil {
+					t.Errorf("append: %v", err)
+					return
+				}
+			}
+		})
+	}
+	for range 4 {
+		wg.Go(func() {
+			seen := map[string]string{}
+			for i := 0; ctx.Err() == nil; i++ {
+				k := keys[i%len(keys)]
+				res, err := get(p, k)
+				if err != nil {
+					t.Errorf("lookup %s: %v", k, err)
+					return
+				}
+				n := string(res.Value[:8])
+				if n < seen[k] {
+					t.Errorf("%s went back from %s to %s", k, seen[k], n)
+					return
+				}
+				seen[k] = n
+			}
+		})
+	}
+	for range 8 {
+		for range 300 {
+			writes <- struct{}{}
+		}
+		compact(t, p)
+		if _, err := p.Evict(t.Context(), 4<<10); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Collect(t.Context(), false); err != nil {
+			t.Error(err)
+		}
+	}
+	close(writes)
+	cancel()
+	wg.Wait()
+}
+
+// Background compaction does by itself what an operator can ask for, and not more
+// often than the dirty ratio says.
+func TestCompactionWhenDue(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.DirtyRatio = 0.5
+	p := r.open()
+	keys := numbered(20)
+	for round := range 10 {
+		for i, k := range keys {
+			put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+		}
+	}
+	evict(t, p)
+	want := answers(t, p, keys)
+	if err := p.compactDue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if records, _ := remoteRecords(p); records > 30 {
+		t.Fatalf("%d records are left for 20 keys", records)
+	}
+	sameAnswers(t, "compacted", answers(t, p, keys), want)
+	put(t, p, "one", "more")
+	evict(t, p)
+	if due := p.due(p.serving.Load(), p.settings.Load()); due != (dueNow{}) {
+		t.Fatalf("due again after one record: %+v", due)
+	}
+	p = r.reopen()
+	if due := p.due(p.serving.Load(), p.settings.Load()); due != (dueNow{}) {
+		t.Fatalf("due again after a restart: %+v", due)
+	}
+}
+
+// A record that is younger than min.compaction.lag.ms stays, replaced or not.
+func TestCompactionLag(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.CompactionLag = time.Hour
+	p := r.open()
+	keys := numbered(20)
+	for round := range 3 {
+		for _, k := range keys {
+			put(t, p, k, fmt.Sprint(round))
+		}
+	}
+	if c := compact(t, p); c.Done.RecordsRemoved != 0 {
+		t.Fatalf("%+v", c.Done)
+	}
+	if records, _ := remoteRecords(p); records != 60 {
+		t.Fatalf("%d records in the bucket, want all 60", records)
+	}
+}
+
+// compactionScript writes, evicts, compacts and restarts until it is through or the
+// power is off. It gives what each key may be.
+func compactionScript(r *rig, w *power, rng *rand.Rand) map[string][]answer {
+	may := map[string][]answer{}
+	p := r.start()
+	defer r.stop()
+	for step := range 60 {
+		if step%29 == 28 {
+			r.stop()
+			p = r.start()
+		}
+		select {
+		case <-p.Opened():
+		case <-w.cut:
+			return may
+		}
+		k := fmt.Sprintf("key-%03d", rng.IntN(8))
+		rec := record.Record{Key: []byte(k), Timestamp: int64(step)}
+		if rng.IntN(4) > 0 {
+			rec.Value = fmt.Appendf(nil, "%d %0*d", step, 1+rng.IntN(400), 0)
+		}
+		off, err := p.Append(context.Background(), []record.Record{rec})
+		a := answer{err: "not found"}
+		if rec.Value != nil {
+			a = answer{value: string(rec.Value), offset: off, time: int64(step)}
+		}
+		if err != nil {
+			a.offset = -1 // not known
+			may[k] = append(may[k], a)
+			return may
+		}
+		may[k] = []answer{a}
+		switch step % 10 {
+		case 4:
+			_, _ = p.Evict(context.Background(), rng.Int64N(3<<10))
+		case 7:
+			_, _ = p.Compact(context.Background())
+		case 9:
+			_, _ = p.Collect(context.Background(), false)
+		}
+	}
+	return may
+}
+
+func compactionCrashAt(t *testing.T, seed uint64, at int) int {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.SegmentBytes = 1 << 10
+	w := &power{disk: r.fs.(*vfs.MemFS), cut: make(chan struct{})}
+	w.mu.at, w.mu.rng = at, rng
+	w.wire(r)
+	r.dying = at >= 0
+	may := compactionScript(r, w, rand.New(rand.NewPCG(seed, 2)))
+	w.mu.Lock()
+	after, steps := w.mu.after, w.mu.steps
+	w.mu.Unlock()
+	if after == nil {
+		after = w.disk
+	}
+	r.dying = false
+	r.store.Before(nil)
+	r.store.After(nil)
+	r.fs = after
+	r.isNew = len(may) == 0
+	keys := numbered(8)
+	verify := func(what string, p *Partition) map[string]answer {
+		t.Helper()
+		got := answers(t, p, keys)
+		for k, a := range got {
+			all := may[k]
+			if len(all) == 0 || all[0].offset == -1 && len(all) == 1 {
+				all = append(all, answer{err: "not found"}) // never written for sure
+			}
+			ok := false
+			for _, m := range all {
+				ok = ok || a.value == m.value && a.err == m.err && (m.offset == -1 || a.offset == m.offset)
+			}
+			if !ok {
+				t.Fatalf("%s: %s is %.80v, may be %.80v", what, k, a, all)
+			}
+		}
+		return got
+	}
+	want := verify("reopened", r.open())
+	if _, err := r.p.Collect(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	compact(t, r.p)
+	sameAnswers(t, "compacted again", verify("compacted again", r.p), want)
+	evict(t, r.p)
+	r.stop()
+	if err := r.fs.RemoveAll("/data/t/0/kv_index"); err != nil {
+		t.Fatal(err)
+	}
+	sameAnswers(t, "index built anew", answers(t, r.open(), keys), want)
+	r.stop()
+	b := r.other("node-b")
+	sameAnswers(t, "empty disk", answers(t, b.open(), keys), want)
+	if left, err := b.p.tier.Collect(t.Context(), tiered.CollectOptions{Orphans: true, Now: time.Now}); err != nil {
+		t.Fatal(err)
+	} else if _, err = b.p.tier.Collect(t.Context(), tiered.CollectOptions{Orphans: true, Now: time.Now, DryRun: true}); err != nil {
+		t.Fatal(err, left)
+	}
+	b.stop()
+	return steps
+}
+
+// The power goes off at every k-th step while both tiers are compacted (at a sample
+// of them unless KEYHOLE_CRASH_SEEDS asks for whole rounds).
+func TestPowerCutWhileCompacting(t *testing.T) {
+	seeds, sample := 1, 100
+	if n, err := strconv.Atoi(os.Getenv("KEYHOLE_CRASH_SEEDS")); err == nil {
+		seeds, sample = n, 0
+	}
+	for range seeds {
+		seed := rand.Uint64()
+		steps := compactionCrashAt(t, seed, -1)
+		stride := 1
+		if sample > 0 {
+			stride = steps/sample + 1
+		}
+		t.Logf("seed %d: %d steps, one in %d", seed, steps, stride)
+		for at := int(seed % uint64(stride)); at < steps; at += stride {
+			if !t.Run(fmt.Sprintf("seed=%d/step=%d", seed, at), func(t *testing.T) { compactionCrashAt(t, seed, at) }) {
+				return
+			}
+		}
+	}
+}
