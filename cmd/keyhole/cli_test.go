@@ -60,10 +60,21 @@ func TestMisuse(t *testing.T) {
 		{args: []string{"config", "set", "x"}, stderr: "wants NAME VALUE"},
 		{args: []string{"config", "set", "x", "1", "--default"}, stderr: "wants NAME"},
 		{args: []string{"tier", "evict", "t", "zero"}, stderr: "PARTITION"},
+		{args: []string{"tier", "compact"}, stderr: "wants TOPIC [PARTITION]"},
+		{args: []string{"tier", "compact", "t", "zero"}, stderr: "PARTITION"},
+		{args: []string{"tier", "gc", "t", "-1"}, stderr: "shorthand"},
+		{args: []string{"tier", "gc", "t", "1.5"}, stderr: "PARTITION"},
+		{args: []string{"tier", "gc", ""}, stderr: "TOPIC"},
+		{args: []string{"tier", "gc", "t", "0", "x"}, stderr: "wants [TOPIC [PARTITION]]"},
 		{args: []string{"tier", "evict", "t", "0", "--local-target-bytes", "-1"}, stderr: "--local-target-bytes"},
 		{args: []string{"version", "x"}, stderr: "takes no arguments"},
 		{args: []string{"serve"}, stderr: "--data-dir is required"},
 		{args: []string{"serve", "--dev", "x"}, stderr: "takes no arguments"},
+		{args: []string{"serve", "--read-replica"}, stderr: "--data-dir is required"},
+		{args: []string{"serve", "--read-replica", "--data-dir", "d"}, stderr: "--read-replica needs --object-store"},
+		{args: []string{"serve", "--read-replica", "--dev"}, stderr: "--read-replica and --dev"},
+		{args: []string{"serve", "--dev"}, env: []string{"KEYHOLE_READ_REPLICA=true"}, stderr: "--read-replica and --dev"},
+		{args: []string{"serve", "--config", yaml("read_replica: true\ndata_dir: d\n")}, stderr: "--read-replica needs --object-store"},
 		{args: []string{"serve", "--dev", "--listen", "8082"}, stderr: "--listen"},
 		{args: []string{"serve", "--dev", "--log-level", "loud"}, stderr: "--log-level"},
 		{args: []string{"serve", "--dev", "--log-format", "xml"}, stderr: "--log-format"},
@@ -153,7 +164,7 @@ func TestFlagsAndEnvironment(t *testing.T) {
 
 // Each command waits as long as its own help says, however many of them there are.
 func TestTimeouts(t *testing.T) {
-	want := map[string]time.Duration{"keyhole tier evict": 0, "keyhole healthcheck": 3 * time.Second}
+	want := map[string]time.Duration{"keyhole tier evict": 0, "keyhole tier compact": 0, "keyhole tier gc": 0, "keyhole healthcheck": 3 * time.Second}
 	found := 0
 	a := &app{env: func(string) (string, bool) { return "", false }}
 	walkCommands(a.newRoot(), func(cmd *cobra.Command) {

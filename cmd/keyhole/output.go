@@ -41,6 +41,28 @@ func (a *app) printTable(header []string, rows [][]string) error {
 	return w.Flush()
 }
 
+// countOf renders a number of things.
+func countOf(n int64, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// byteSize renders a number of bytes for reading, with one decimal.
+func byteSize(n int64) string {
+	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	if n > -1024 && n < 1024 {
+		return countOf(n, "byte")
+	}
+	size, unit := float64(n)/1024, 0
+	for (size >= 1023.95 || size <= -1023.95) && unit < len(units)-1 {
+		size /= 1024
+		unit++
+	}
+	return fmt.Sprintf("%.1f %s", size, units[unit])
+}
+
 // printable keeps control characters of stored text from the terminal.
 func printable(s string) string {
 	for _, r := range s {

@@ -24,6 +24,7 @@ type serveFlags struct {
 	listen      string
 	adminListen string
 	dev         bool
+	readReplica bool
 	logLevel    string
 	logFormat   string
 	s3CAFile    string
@@ -64,10 +65,16 @@ over the file. Credentials of the object store come from the usual environment
 variables (AWS_ACCESS_KEY_ID …), shared files or roles, never from the URL.
 
 --dev is all that a laptop needs: an object store embedded in the data directory,
-all switches on, topics made on their first use with small segments.`,
+all switches on, topics made on their first use with small segments.
+
+--read-replica answers lookups from a bucket that another gateway writes, and writes
+nothing into it: any number of them may run beside one writer. Its data directory holds
+indexes only, is its own, and may be deleted at any time; a new one begins with all
+switches on. What the writer has not uploaded yet it does not see.`,
 		Example: `  keyhole serve --dev
   keyhole serve --data-dir /var/lib/keyhole \
       --object-store 's3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1'
+  keyhole serve --read-replica --data-dir /var/lib/keyhole-replica --object-store s3://bucket/prefix
   keyhole serve --config /etc/keyhole.yaml`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -84,6 +91,7 @@ all switches on, topics made on their first use with small segments.`,
 	fl.StringVar(&f.listen, "listen", "127.0.0.1:8082", "address of the data listener")
 	fl.StringVar(&f.adminListen, "admin-listen", "127.0.0.1:9644", "address of the admin listener, which has no access control")
 	fl.BoolVar(&f.dev, "dev", false, "everything a laptop needs, see above")
+	fl.BoolVar(&f.readReplica, "read-replica", false, "only answer what the object store has, where another gateway writes it, see above")
 	fl.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.logFormat, "log-format", "text", "text or json")
 	fl.StringVar(&f.s3CAFile, "s3-ca-file", "", "PEM file of certificate authorities to trust besides the system's, for the object store")
@@ -113,6 +121,9 @@ func (f *serveFlags) complete(cmd *cobra.Command) error {
 			return &usageError{err}
 		}
 	}
+	if f.dev && f.readReplica {
+		return misused("--read-replica and --dev exclude each other: a replica reads what another gateway writes")
+	}
 	if f.dev {
 		if err := f.fillDev(cmd); err != nil {
 			return err
@@ -120,6 +131,9 @@ func (f *serveFlags) complete(cmd *cobra.Command) error {
 	}
 	if f.dataDir == "" {
 		return misused("--data-dir is required (or --dev)")
+	}
+	if f.readReplica && f.objectStore == "" {
+		return misused("--read-replica needs --object-store: there is nothing else to read")
 	}
 	if f.objectStore != "" {
 		if _, err := objstore.ParseURL(f.objectStore); err != nil {

@@ -46,12 +46,13 @@ func (a *app) serve(ctx context.Context, f *serveFlags) (err error) {
 		defer func() { err = errors.Join(err, bucket.Close()) }()
 	}
 	topics, err := catalog.Open(ctx, catalog.Options{
-		DataDir:    f.dataDir,
-		FS:         vfs.Default,
-		Bucket:     bucket,
-		Logger:     log,
-		Registerer: registry,
-		AutoCreate: f.dev,
+		DataDir:     f.dataDir,
+		FS:          vfs.Default,
+		Bucket:      bucket,
+		Logger:      log,
+		Registerer:  registry,
+		AutoCreate:  f.dev,
+		ReadReplica: f.readReplica,
 	})
 	if err != nil {
 		return fmt.Errorf("data directory %s: %w", f.dataDir, err)
@@ -159,7 +160,7 @@ func (f *serveFlags) announce(log *slog.Logger, data, admin net.Addr) {
 	}
 	log.Info("serving",
 		"data", "http://"+data.String(), "admin", "http://"+admin.String(),
-		"data_dir", f.dataDir, "object_store", store, "dev", f.dev, "version", readBuildInfo().Version)
+		"data_dir", f.dataDir, "object_store", store, "dev", f.dev, "read_replica", f.readReplica, "version", readBuildInfo().Version)
 	if t, ok := admin.(*net.TCPAddr); ok && !t.IP.IsLoopback() {
 		log.Warn("the admin listener can be reached from other machines and has no access control", "admin", admin.String())
 	}

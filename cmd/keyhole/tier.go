@@ -12,21 +12,21 @@ import (
 func (a *app) newTier() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "tier",
-		Short:   "Look at the two tiers of a partition, and move data between them",
+		Short:   "Look at the two tiers of a partition, move data between them and clean up",
 		Example: "  keyhole tier status prices",
 	}
-	cmd.AddCommand(a.newTierStatus(), a.newTierEvict(), a.newTierTrimCache(), a.newTierManifest())
+	cmd.AddCommand(a.newTierStatus(), a.newTierEvict(), a.newTierCompact(), a.newTierGC(), a.newTierTrimCache(), a.newTierManifest())
 	return asGroup(cmd)
 }
 
 // partitionsArg gives the partition named by the argument, or all of the topic.
 func (a *app) partitionsArg(ctx context.Context, args []string) ([]int32, error) {
 	if len(args) > 1 {
-		n, err := strconv.ParseInt(args[1], 10, 32)
-		if err != nil || n < 0 {
-			return nil, misused("PARTITION must be a number, got %q", args[1])
+		n, err := partitionArg(args[1])
+		if err != nil {
+			return nil, err
 		}
-		return []int32{int32(n)}, nil
+		return []int32{n}, nil
 	}
 	t, _, err := a.describeTopic(ctx, args[0])
 	if err != nil {
@@ -37,6 +37,14 @@ func (a *app) partitionsArg(ctx context.Context, args []string) ([]int32, error)
 		all[i] = int32(i)
 	}
 	return all, nil
+}
+
+func partitionArg(arg string) (int32, error) {
+	n, err := strconv.ParseInt(arg, 10, 32)
+	if err != nil || n < 0 {
+		return 0, misused("PARTITION must be a number, got %q", arg)
+	}
+	return int32(n), nil
 }
 
 // tierStatus is a partition's place in both tiers; what is not known is nil.
