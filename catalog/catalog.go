@@ -51,6 +51,9 @@ const (
 	// startsAtOnce bounds the partitions that recover at the same time, and so
 	// the memory and file handles of a start.
 	startsAtOnce = 16
+	// inflationsAtOnce bounds the very large batches that lookups decompress at the
+	// same time, of up to 80 MiB each.
+	inflationsAtOnce = 2
 	// closesAtOnce bounds the partitions that flush and close at the same time.
 	closesAtOnce = 32
 	// uploadPatience is how long a change of a topic waits for the bucket to
@@ -91,6 +94,8 @@ type Catalog struct {
 	metrics *partition.Metrics
 	space   *partition.Space
 	start   *semaphore.Weighted
+	// compactions and inflations bound what would take much memory or disk.
+	compactions, inflations *semaphore.Weighted
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -156,7 +161,8 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 	}
 	c := &Catalog{
 		o: o, disk: disk{o.FS, o.DataDir}, gone: make(map[string]bool), failed: make(chan error, 1), remote: newRemote(),
-		start: semaphore.NewWeighted(startsAtOnce), sweeper: newSweeper(), follow: make(chan struct{}, 1), now: o.now,
+		start: semaphore.NewWeighted(startsAtOnce), compactions: semaphore.NewWeighted(1),
+		inflations: semaphore.NewWeighted(inflationsAtOnce), sweeper: newSweeper(), follow: make(chan struct{}, 1), now: o.now,
 	}
 	if c.now == nil {
 		c.now = guardedClock()

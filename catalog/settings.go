@@ -90,6 +90,7 @@ func partitionSettings(c *topicConfig, sw *switches) partition.Settings {
 		FlushInterval:    millis(v.number(propFlush)),
 		MaxRecordBytes:   c.max,
 		Codec:            codecOf(v.text(propCompression)),
+		KeepCodec:        v.text(propCompression) == "producer",
 		ChunkBytes:       sw.chunkBytes,
 		RemoteCodec:      codecOf(v.text(propRemoteCodec)),
 		RemoteMerge:      v.text(propRemoteCodec) != "producer",

@@ -160,6 +160,8 @@ func (c *Catalog) openLocked(data *topicData, fresh bool) (*Topic, error) {
 			Settings:    settings,
 			Space:       c.space,
 			Start:       c.start,
+			Compactions: c.compactions,
+			Inflations:  c.inflations,
 		})
 	}
 	return t, nil

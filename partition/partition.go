@@ -225,12 +225,12 @@ const (
 // run recovers the partition, then does its chores until Close.
 func (p *Partition) run() {
 	defer close(p.done)
+	p.loadCleaned()
 	open := p.recoverUntilOpen()
 	close(p.opened)
 	if !open {
 		return
 	}
-	p.loadCleaned()
 	var compacting sync.WaitGroup
 	compacting.Go(p.compactWhenDue)
 	defer compacting.Wait()
