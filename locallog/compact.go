@@ -306,7 +306,8 @@ func (c *compaction) check(temp string) (*sealed, error) {
 }
 
 // swapLocked lets next take the place of old. From the rename on, the name leads to
-// the new file, so whoever still reads the old one must have it open before.
+// the new file, so whoever still reads the old one must have it open before. The
+// copy has opened it; here that is made sure of.
 func (l *Log) swapLocked(old, next *sealed, temp string) (renamed bool, err error) {
 	i := slices.Index(l.view.Load().sealed, old)
 	if i < 0 {

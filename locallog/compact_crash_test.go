@@ -265,7 +265,7 @@ func TestCompactUnderReaders(t *testing.T) {
 			must(t, err)
 			l = mustOpen(t, o) // nothing of the segment is loaded or open now
 			var r *SegmentReader
-			inside, swapped, left := make(chan struct{}), make(chan struct{}), make(chan error)
+			inside, swapped, left := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			done, err := l.CompactSegment(t.Context(), 0, CompactOptions{
 				Keep: keepOnly(map[int64]bool{49: true}),
 				Settle: func(context.Context) (err error) {
@@ -287,8 +287,9 @@ func TestCompactUnderReaders(t *testing.T) {
 					return nil
 				},
 			})
+			must(t, err)
 			close(swapped)
-			must(t, errors.Join(err, <-left))
+			must(t, <-left)
 			if !done.Swapped {
 				t.Fatalf("%+v", done)
 			}

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -97,7 +99,10 @@ func TestCompactOvertaken(t *testing.T) {
 // file is whole by then and the old one is still in place.
 func TestCompactSettles(t *testing.T) {
 	fs, names := threeSegments(t)
-	l := mustOpen(t, options(fs))
+	var logs bytes.Buffer
+	o := options(fs)
+	o.Logger = slog.New(slog.NewTextHandler(&logs, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	l := mustOpen(t, o)
 	before := file(t, fs, names[0]+logSuffix)
 	old := l.view.Load().sealed[0]
 	var whole []byte
@@ -116,8 +121,8 @@ func TestCompactSettles(t *testing.T) {
 	if !exists(crash(fs), names[0]+indexSuffix) {
 		t.Error("the sparse index is not durable")
 	}
-	if old.narrow() || old.damaged.Load() {
-		t.Error("the new file was taken for the damaged old one")
+	if old.narrow() || old.damaged.Load() || logs.Len() > 0 {
+		t.Errorf("the new file was taken for the damaged old one: %s", logs.String())
 	}
 	wantValue(t, l, 1, "b0")
 }
@@ -125,38 +130,46 @@ func TestCompactSettles(t *testing.T) {
 // Close ends a compaction and waits for it; another one that waits for its turn
 // ends too.
 func TestCloseEndsCompaction(t *testing.T) {
-	fs, names := threeSegments(t)
-	l := mustOpen(t, options(fs))
-	before := file(t, fs, names[0]+logSuffix)
-	second := l.Segments()[1].BaseLog
-	asked, closing := make(chan struct{}), make(chan error, 1)
-	results := make(chan error, 2)
-	go func() {
-		_, err := l.CompactSegment(context.Background(), 0, CompactOptions{Keep: keepOnly(nil), Settle: func(ctx context.Context) error {
-			close(asked)
-			<-ctx.Done() // by Close
-			return l.Sync(ctx)
-		}})
-		results <- err
-	}()
-	<-asked
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := l.CompactSegment(ctx, second, CompactOptions{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled while it waits: %v", err)
-	}
-	go func() {
-		_, err := l.CompactSegment(context.Background(), second, CompactOptions{Keep: keepOnly(nil)})
-		results <- err
-	}()
-	go func() { closing <- l.Close() }()
-	for range 2 {
-		if err := <-results; !errors.Is(err, ErrClosed) {
-			t.Errorf("while the log is closed: %v", err)
+	synctest.Test(t, func(t *testing.T) {
+		fs, names := threeSegments(t)
+		l := mustOpen(t, options(fs))
+		before := file(t, fs, names[0]+logSuffix)
+		second := l.Segments()[1].BaseLog
+		asked, release := make(chan struct{}), make(chan struct{})
+		results, closed := make(chan error, 2), make(chan error, 1)
+		go func() {
+			_, err := l.CompactSegment(context.Background(), 0, CompactOptions{Keep: keepOnly(nil), Settle: func(ctx context.Context) error {
+				close(asked)
+				<-ctx.Done() // by Close
+				<-release
+				return l.Sync(ctx)
+			}})
+			results <- err
+		}()
+		<-asked
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := l.CompactSegment(ctx, second, CompactOptions{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled while it waits: %v", err)
 		}
-	}
-	must(t, <-closing)
-	wantAsItWas(t, mustOpen(t, options(fs)), fs, names[0], before)
+		go func() {
+			_, err := l.CompactSegment(context.Background(), second, CompactOptions{Keep: keepOnly(nil)})
+			results <- err
+		}()
+		go func() { closed <- l.Close() }()
+		synctest.Wait()
+		if len(closed) > 0 || len(results) != 1 {
+			t.Errorf("a compaction still runs: Close has returned %d times, %d compactions have ended", len(closed), len(results))
+		}
+		close(release)
+		for range 2 {
+			if err := <-results; !errors.Is(err, ErrClosed) {
+				t.Errorf("while the log is closed: %v", err)
+			}
+		}
+		must(t, <-closed)
+		wantAsItWas(t, mustOpen(t, options(fs)), fs, names[0], before)
+	})
 }
 
 // A batch whose CRC does not hold is found on the way; the segment stays and is
@@ -164,10 +177,19 @@ func TestCloseEndsCompaction(t *testing.T) {
 func TestCompactFindsDamage(t *testing.T) {
 	base, names := threeSegments(t)
 	at := batchesIn(t, file(t, base, names[0]+logSuffix))
-	for _, pos := range []int{at[1] + 70, at[3] + 70} { // a record, the note
+	for _, pos := range []int{at[1] + 70, at[3] + 70, at[3]} { // a record, the note, all of the note
 		fs := crash(base)
 		b := file(t, fs, names[0]+logSuffix)
-		b[pos] ^= 1
+		if pos == at[3] { // it is sound, but says what is not so
+			n, err := parseNotice(b[pos : pos+noticeSize])
+			must(t, err)
+			n.nextKafka++
+			other, err := n.appendTo(nil)
+			must(t, err)
+			copy(b[pos:], other)
+		} else {
+			b[pos] ^= 1
+		}
 		setFile(t, fs, names[0]+logSuffix, b)
 		l := mustOpen(t, options(fs))
 		if l.Segments()[0].Damaged {

@@ -351,7 +351,7 @@ func TestCompactWideRuns(t *testing.T) {
 func TestDamageInCompactedSegment(t *testing.T) {
 	base := vfs.NewCrashableMem()
 	l := mustOpen(t, options(base))
-	const n = 200_000
+	const n = 2_000_000 // more than the bytes of a batch could account for
 	for off := range int64(3) {
 		b, err := record.AppendBatch(nil, record.BatchOptions{LastOffset: n - 1}, []record.Record{
 			{Key: []byte("k"), Value: []byte(value(int(off), 200))}, {Offset: 1, Key: []byte("k"), Value: []byte("gone")},
