@@ -37,6 +37,7 @@ func openPartition(ctx context.Context, fs vfs.FS, dir string, flush time.Durati
 		Settings: partition.Settings{
 			IndexMaintained: true, IndexActive: true, SegmentBytes: 128 << 20, LocalTargetBytes: -1, LocalTargetAge: -1,
 			MaxRecordBytes: 8 << 20, ChunkBytes: 64 << 10, FlushInterval: flush,
+			DirtyRatio: 2, RetentionBytes: -1, RetentionAge: -1, // nothing is removed
 		},
 	})
 	err := poll(ctx, time.Minute, "the partition is ready", func() (bool, error) {
