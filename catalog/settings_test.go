@@ -30,6 +30,7 @@ func settingsOf(t *testing.T, topic, cluster overrides) partition.Settings {
 func TestSettingsOfCompactionAndCleanUp(t *testing.T) {
 	s := settingsOf(t, nil, nil)
 	want := s
+	want.KeepCodec = true
 	want.RemoteCodec, want.RemoteMerge = record.Zstd, true
 	want.DirtyRatio, want.CompactionLag, want.DeleteRetention = 0.5, 0, 24*time.Hour
 	want.RetentionBytes, want.RetentionAge = -1, -1
@@ -39,10 +40,11 @@ func TestSettingsOfCompactionAndCleanUp(t *testing.T) {
 	}
 
 	s = settingsOf(t, overrides{
-		propRemoteCodec: "lz4", propDirtyRatio: "0.05", propCompactionLag: "7", propDeleteRetention: "0",
+		propCompression: "none", propRemoteCodec: "lz4", propDirtyRatio: "0.05", propCompactionLag: "7", propDeleteRetention: "0",
 		propCleanupPolicy: "compact,delete", propRetentionBytes: "0", propRetentionAge: "9",
 	}, overrides{propGCGrace: "6000", propReplicaPace: "250"})
 	want = s
+	want.KeepCodec = false
 	want.RemoteCodec, want.RemoteMerge = record.LZ4, true
 	want.DirtyRatio, want.CompactionLag, want.DeleteRetention = 0.05, 7*time.Millisecond, 0
 	want.RetentionBytes, want.RetentionAge = 0, 9*time.Millisecond

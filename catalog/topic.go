@@ -162,6 +162,7 @@ func (c *Catalog) openLocked(data *topicData, fresh bool) (*Topic, error) {
 			Start:       c.start,
 			Compactions: c.compactions,
 			Inflations:  c.inflations,
+			Now:         c.now,
 		})
 	}
 	return t, nil
