@@ -172,3 +172,37 @@ func TestIdleLogIsSmall(t *testing.T) {
 	}
 	runtime.KeepAlive(logs)
 }
+
+// BenchmarkCompactSegment writes a segment of about 8 MiB of small plain batches
+// anew, a quarter of the records and compressed; bytes are those of the old file.
+func BenchmarkCompactSegment(b *testing.B) {
+	for _, codec := range []record.Codec{record.None, record.Zstd} {
+		b.Run(codec.String(), func(b *testing.B) {
+			o := options(vfs.Default)
+			o.Dir = b.TempDir()
+			l := mustOpen(b, o)
+			var batches [][]byte
+			for i := range 2000 {
+				batches = append(batches, batchOf(b, value(i, 1000), value(i, 1000)))
+			}
+			for b.Loop() {
+				b.StopTimer()
+				mustAppend(b, l, batches...)
+				must(b, l.Roll(context.Background()))
+				infos := l.Segments()
+				s := infos[len(infos)-2]
+				b.SetBytes(s.Bytes)
+				b.StartTimer()
+				done, err := l.CompactSegment(context.Background(), s.BaseLog, CompactOptions{
+					Codec: codec, Target: 64 << 10, Keep: func(_ []byte, off int64, _ bool) (bool, error) { return off%4 == 0, nil },
+				})
+				if err != nil || !done.Swapped {
+					b.Fatal(done, err)
+				}
+				b.StopTimer()
+				must(b, l.TrimPrefix(context.Background(), s.NextKafka))
+				b.StartTimer()
+			}
+		})
+	}
+}

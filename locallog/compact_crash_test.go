@@ -334,6 +334,8 @@ func TestCompactParallel(t *testing.T) {
 			l = mustOpen(t, o)
 			var stop atomic.Bool
 			var wg sync.WaitGroup
+			defer wg.Wait()
+			defer stop.Store(true)
 			kept := func(off, round int64) bool { return off%16 > round }
 			loop := func(fn func(i int) error) {
 				wg.Go(func() {

@@ -367,12 +367,15 @@ func TestDamageInCompactedSegment(t *testing.T) {
 	}
 	base = killed(t, l, base)
 	at := batchesIn(t, file(t, base, firstLog))
-	for _, pos := range []int{8, 16, 30, 80} { // length, format, header, record of the middle batch
+	for i := range 8 {
+		pos := []int{8, 16, 30, 80}[i/2] // length, format, header, record of the middle batch
 		fs := crash(base)
 		b := file(t, fs, firstLog)
 		b[at[2]+pos] ^= 1
 		setFile(t, fs, firstLog, b)
-		removeFile(t, fs, segmentName(0, 0)+indexSuffix)
+		if i%2 == 0 {
+			removeFile(t, fs, segmentName(0, 0)+indexSuffix)
+		}
 		l := mustOpen(t, options(fs))
 		wantErr(t, l, n, record.ErrCorrupt)
 		wantValue(t, l, 0, value(0, 200))

@@ -13,6 +13,8 @@
 //     opened again: a later sync that succeeds proves nothing about the pages
 //     that an earlier one lost. Only where a write found no room, and no sync has
 //     failed, Resume brings the log back without that.
+//   - A segment that is compacted keeps the offsets of every record that stays,
+//     Kafka's and its own, and its readers.
 //   - Readers never wait for writers, and a segment goes away only when its last
 //     reader has left.
 //
@@ -20,6 +22,7 @@
 //
 //	00000000000000000000-1.log     sealed ─┐  ┌ <base log offset>-<epoch>
 //	00000000000000000000-1.index           ├──┤ sparse index, derived from .log
+//	00000000000000000000-1.compact.tmp  only while that segment is compacted
 //	00000000000000004711-1.log     sealed ─┘  └
 //	00000000000000009422-2.log     active: appends go here
 //	clean-stop                     only while nothing was written since Close
