@@ -14,6 +14,8 @@
 //     has another id and shares neither files nor objects with the old one.
 //   - Nothing is written into a bucket before the bucket has proved to be the
 //     one this node belongs to, and no object of a topic before its topic.json.
+//     Of a deleted topic, topic.json is the last object to go.
+//   - A read replica writes nothing into the bucket at all, see replica.go.
 //
 // # Picture
 //
@@ -26,16 +28,19 @@
 //	   Topic(name) ──►  snapshot (atomic pointer)  ──►  partition.Configure
 //	                                  ▲
 //	bucket  ◄── topic.json, deletion marks ── keeper    (background, for ever)
+//	   │    ◄── what deleted topics left ──── sweeper   (the same)
 //	   └─────── cluster.json, topics ───────► attacher  (background, until known)
+//	                                          follower  (for ever, on a read replica,
+//	                                                     in place of the others)
 //
 // # Files
 //
 //	<data>/LOCK                        held while the process lives
-//	<data>/node.json                   node id (the writer id in manifests), cluster id
+//	<data>/node.json                   node id (the writer id in manifests), cluster id, role
 //	<data>/config.json                 cluster properties and features
 //	<data>/topics/<name>/<id>/topic.json
 //	<data>/topics/<name>/<id>/<n>/     partition n
-//	<data>/deleted/<id>.json           deletion not yet marked in the bucket
+//	<data>/deleted/<id>.json           deletion of which the bucket still has something
 //
 // All of them are one JSON object with a checksum, see docs/format/catalog.md.
 package catalog
