@@ -143,10 +143,7 @@ func sameKeys(a, b keySet) bool {
 
 func encodeRun(t testing.TB, base int64, keys keySet) []byte {
 	t.Helper()
-	raw, err := appendRun(nil, base, keys)
-	if err != nil {
-		t.Fatal(err)
-	}
+	raw := appendRun(nil, base, keys, testEncoder(t))
 	return raw
 }
 

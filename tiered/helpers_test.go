@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
@@ -71,10 +72,12 @@ type sourceBuilder struct {
 	kafka int64 // next Kafka offset
 	log   int64 // next log offset
 	cur   *memSource
+
+	codecs []record.Codec // of random batches
 }
 
 func newBuilder(t testing.TB, start int64) *sourceBuilder {
-	b := &sourceBuilder{t: t, kafka: start, log: start + 1000}
+	b := &sourceBuilder{t: t, kafka: start, log: start + 1000, codecs: allCodecs}
 	b.begin()
 	return b
 }
@@ -165,7 +168,7 @@ func (b *sourceBuilder) random(rng *rand.Rand, n int) {
 			recs = append(recs, r)
 			offset++
 		}
-		b.add(record.Codec(rng.IntN(5)), recs...)
+		b.add(b.codecs[rng.IntN(len(b.codecs))], recs...)
 	}
 }
 
@@ -356,6 +359,15 @@ func (b *sourceBuilder) numbered(n int) *memSource {
 		b.add(record.None, kv(0, fmt.Sprintf("k%d", b.kafka), fmt.Sprintf("value %d", b.kafka)))
 	}
 	return b.done()
+}
+
+func testEncoder(t testing.TB) *zstd.Encoder {
+	t.Helper()
+	zip, err := newRunEncoder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return zip
 }
 
 func newBucket() *objstoretest.Faulty { return objstoretest.NewFaulty(nil) }

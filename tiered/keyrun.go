@@ -90,18 +90,24 @@ type runWriter struct {
 	raw        []byte
 }
 
-// appendRun appends the key run of a segment with the given base offset to dst.
-func appendRun(dst []byte, base int64, keys keySet) ([]byte, error) {
+// newRunEncoder makes a compressor for key runs. It has some megabytes of tables,
+// so it is worth being used again.
+func newRunEncoder() (*zstd.Encoder, error) {
 	zip, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedBetterCompression),
 		zstd.WithWindowSize(runBlockMax), zstd.WithEncoderCRC(false), zstd.WithLowerEncoderMem(true))
 	if err != nil {
 		return nil, fmt.Errorf("compressor for a key run: %w", err)
 	}
+	return zip, nil
+}
+
+// appendRun appends the key run of a segment with the given base offset to dst.
+func appendRun(dst []byte, base int64, keys keySet, zip *zstd.Encoder) []byte {
 	w := &runWriter{out: dst, start: len(dst), zip: zip, base: base, prevOffset: base}
 	for _, k := range slices.Sorted(maps.Keys(keys)) {
 		w.add(k, *keys[k])
 	}
-	return w.finish(), zip.Close()
+	return w.finish()
 }
 
 func (w *runWriter) add(key string, s keyState) {

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 
+	"github.com/klauspost/compress/zstd"
+
 	"keyhole/record"
 )
 
@@ -229,12 +231,11 @@ func (g *group) add(next extent) {
 }
 
 // index encodes the index object and says how long its chunk table is.
-func (p *plan) index() (object []byte, tableBytes int, err error) {
+func (p *plan) index(zip *zstd.Encoder) (object []byte, tableBytes int) {
 	chunks := make([]chunk, len(p.chunks))
 	for i, c := range p.chunks {
 		chunks[i] = c.chunk
 	}
 	table := encodeTable(p.info, chunks)
-	object, err = appendRun(table, p.info.base, p.keys)
-	return object, len(table), err
+	return appendRun(table, p.info.base, p.keys, zip), len(table)
 }

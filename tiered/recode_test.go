@@ -42,7 +42,7 @@ func (b *sourceBuilder) marker() {
 // transaction adds a few batches of a transaction and its marker.
 func (b *sourceBuilder) transaction(rng *rand.Rand) {
 	for range 1 + rng.IntN(3) {
-		b.add(record.Codec(rng.IntN(5)), kv(0, fmt.Sprintf("key-%04d", rng.IntN(500)), "in a transaction"), kv(2, "t", "x"))
+		b.add(b.codecs[rng.IntN(len(b.codecs))], kv(0, fmt.Sprintf("key-%04d", rng.IntN(500)), "in a transaction"), kv(2, "t", "x"))
 		b.flag(transactional)
 	}
 	b.marker()

@@ -3,8 +3,10 @@ package tiered
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"keyhole/cache"
@@ -32,6 +34,7 @@ type Shared struct {
 	uploads chan struct{}
 	// rewrites holds a token while one Rewrite runs.
 	rewrites chan struct{}
+	encoders sync.Pool // of *zstd.Encoder, for key runs
 
 	maxReads atomic.Int64
 	reads    atomic.Int64 // running
@@ -113,6 +116,15 @@ func (s *Shared) startRead() error {
 }
 
 func (s *Shared) endRead() { s.reads.Add(-1) }
+
+// runEncoder takes a compressor for key runs out of the pool or makes one. It goes
+// back with encoders.Put.
+func (s *Shared) runEncoder() (*zstd.Encoder, error) {
+	if zip, ok := s.encoders.Get().(*zstd.Encoder); ok {
+		return zip, nil
+	}
+	return newRunEncoder()
+}
 
 // startUpload waits for one of the places for uploads; endUpload gives it back.
 func (s *Shared) startUpload(ctx context.Context) error { return take(ctx, s.uploads) }

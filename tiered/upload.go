@@ -122,10 +122,12 @@ func (t *Tier) shape() shape {
 // storePlan puts what is planned into the bucket, the parts of it that are not
 // there yet, and then sets the segment of p. It uses the plan up.
 func (t *Tier) storePlan(ctx context.Context, p *pending, plan *plan) error {
-	index, tableBytes, err := plan.index()
+	zip, err := t.o.Shared.runEncoder()
 	if err != nil {
 		return err
 	}
+	index, tableBytes := plan.index(zip)
+	t.o.Shared.encoders.Put(zip)
 	plan.keys = nil // they are in index now
 	seg := &manifest.Segment{
 		BaseOffset:   plan.info.base,

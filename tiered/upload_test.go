@@ -309,7 +309,7 @@ func TestEveryCallFailsOnce(t *testing.T) {
 			t.Run(fmt.Sprintf("unconditional=%t/%s", unconditional, f.name), func(t *testing.T) {
 				for k := 0; ; k++ {
 					b := newBucket()
-					n := newNode(t, b, nodeOptions{unconditional: unconditional, recode: Recode{Merge: k%2 == 0, Codec: record.Zstd}})
+					n := newNode(t, b, nodeOptions{unconditional: unconditional, recode: Recode{Merge: k%2 == 0, Codec: record.Snappy}})
 					build := newBuilder(t, 0)
 					sources := []*memSource{build.numbered(10), build.numbered(10), build.numbered(10)}
 					met := failAt(b, k, f)

@@ -75,10 +75,7 @@ func TestVerifyComparesTheObjects(t *testing.T) {
 		"wrong offset":  {"a": {offset: 1}, "b": {offset: 1}},
 		"not tombstone": {"a": {offset: 0}, "b": {offset: 1, tombstone: true}},
 	} {
-		bad, err := appendRun(bytes.Clone(index[:seg.TableBytes]), 0, keys)
-		if err != nil {
-			t.Fatal(err)
-		}
+		bad := appendRun(bytes.Clone(index[:seg.TableBytes]), 0, keys, testEncoder(t))
 		put(t, b, IndexKey(prefix, &seg), bad)
 		changed := seg
 		changed.IndexSize = int64(len(bad))
