@@ -312,6 +312,38 @@ func TestRepeatedUploadGivesTheSameBytes(t *testing.T) {
 	wantClean(t, b)
 }
 
+// A source that was compacted between two attempts has other bytes, of which the
+// object that the first one stored has none.
+func TestSourceCompactedBetweenTwoAttempts(t *testing.T) {
+	for _, recode := range []Recode{{}, {Merge: true, Codec: record.Zstd}} {
+		b := newBucket()
+		n := newNode(t, b, nodeOptions{recode: recode})
+		records := func(offsets ...int64) *memSource {
+			build := newBuilder(t, 0)
+			var batch []record.Record
+			for _, off := range offsets {
+				batch = append(batch, record.Record{Offset: off, Key: []byte("key"), Value: fmt.Appendf(nil, "%d", off)})
+			}
+			build.add(record.None, batch...)
+			return build.done()
+		}
+		b.Before(func(_ context.Context, c objstoretest.Call) error {
+			if c.Op == objstoretest.OpPut && strings.HasSuffix(c.Key, ".index") {
+				return errors.New("away")
+			}
+			return nil
+		})
+		if _, err := n.Upload(t.Context(), asSources([]*memSource{records(0, 1, 2)})); err == nil {
+			t.Fatal("no error")
+		}
+		b.Before(nil)
+		n.upload(t, records(0, 2))
+		if _, orphans := wantClean(t, b); len(orphans) != 1 {
+			t.Errorf("orphans %v, want the first .log object", orphans)
+		}
+	}
+}
+
 // A source in which nothing is left does not hold the bucket up: what it covers
 // counts as there.
 func TestSourceOfDeadRecordsAdvancesTheBucket(t *testing.T) {

@@ -3,6 +3,7 @@ package tiered
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 
@@ -14,13 +15,15 @@ import (
 
 // pending is a segment whose upload has begun and which no manifest names yet.
 // It is kept over failures, so that a repetition writes the same bytes under the
-// same names instead of leaving one more pair of objects behind.
+// same names instead of leaving one more pair of objects behind. If the source was
+// compacted in between, it takes new names.
 type pending struct {
 	shape
 	last      int64 // of the range; another range is another segment
 	uploadID  string
 	createdAt int64 // Unix milliseconds
 	logStored bool
+	table     [sha256.Size]byte // of the table of the .log object, which has its checksums
 	segment   *manifest.Segment // set once both objects are stored
 }
 
@@ -129,6 +132,13 @@ func (t *Tier) storePlan(ctx context.Context, p *pending, plan *plan) error {
 	index, tableBytes := plan.index(zip)
 	t.o.Shared.encoders.Put(zip)
 	plan.keys = nil // they are in index now
+	table := sha256.Sum256(index[:tableBytes])
+	if p.logStored && p.table != table {
+		// The source was compacted since. Under the same name the new table would
+		// stand beside the old bytes.
+		p.uploadID, p.logStored = uuid.NewString(), false
+	}
+	p.table = table
 	seg := &manifest.Segment{
 		BaseOffset:   plan.info.base,
 		LastOffset:   plan.info.last,
