@@ -33,6 +33,12 @@ func coldValue(i int) []byte {
 func (n *node) produceCold(topic string, keys int) {
 	n.t.Helper()
 	n.indexed(topic, 1, nil)
+	n.fillCold(topic, keys)
+}
+
+// fillCold writes the records to a topic that is there.
+func (n *node) fillCold(topic string, keys int) {
+	n.t.Helper()
 	records := make([]object, keys)
 	for i := range records {
 		records[i] = object{"key": []byte(coldKey(i)), "value": coldValue(i)}

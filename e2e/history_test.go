@@ -93,10 +93,9 @@ func findHistory() (string, error) {
 	}
 }
 
-// TestHistory takes the main job through on real input: the changes of every
-// file of a large repository, hot, cold, refused, and after each way in which a
-// node can lose its memory.
-func TestHistory(t *testing.T) {
+// needHistory skips the test where the file is not there.
+func needHistory(t *testing.T) *history {
+	t.Helper()
 	h, err := loadHistory()
 	if err != nil {
 		t.Fatal(err)
@@ -104,6 +103,14 @@ func TestHistory(t *testing.T) {
 	if h == nil {
 		t.Skipf("%s is not there: set KEYHOLE_TESTDATA to its folder", historyFile)
 	}
+	return h
+}
+
+// TestHistory takes the main job through on real input: the changes of every
+// file of a large repository, hot, cold, refused, and after each way in which a
+// node can lose its memory.
+func TestHistory(t *testing.T) {
+	h := needHistory(t)
 	eachBackend(t, func(t *testing.T, s *store) {
 		n := startNode(t, s)
 		n.indexed(historyTopic, historyPartitions, map[string]string{"segment.bytes": historySegment})
@@ -139,30 +146,15 @@ func TestHistory(t *testing.T) {
 		r.phase(t, "after kill -9", "")
 
 		n.stop()
-		indexes := 0
-		for _, dir := range glob(t, filepath.Join(n.dir, "topics", "*", "*", "*", "kv_index")) {
-			indexes++
-			if err := os.RemoveAll(dir); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if indexes != historyPartitions {
-			t.Fatalf("%d index directories, want one for each of the %d partitions", indexes, historyPartitions)
-		}
+		n.dropIndexes(t, historyPartitions)
 		n.start()
 		n.waitReady()
 		r.phase(t, "without the index directories", "")
 		n.stop()
 
-		fresh := newNode(t, s)
-		fresh.start()
-		fresh.waitReady()
 		// An empty disk begins with defaults; the topic and its properties come
 		// from the bucket.
-		fresh.adminJSON("PUT", "/v1/features/kv_index", object{"state": "active"}, 200, nil)
-		fresh.setCluster("kv_index_enabled", true)
-		fresh.setCluster(remoteRead, true)
-		fresh.waitReady()
+		fresh := takeOver(t, s)
 		r.n = fresh
 		r.phase(t, "on an empty disk", "")
 		fresh.stop()

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -11,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // ledger is what the clients of one topic know together: every write that was
@@ -379,65 +377,32 @@ func (l *ledger) look(n *node, rng *rand.Rand) (answer, error) {
 	return a, err
 }
 
-// load is a number of clients at work on one node, until stop.
-type load struct {
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+// adopt takes a key into the ledger that was not written by it, as a lookup showed
+// it; at is nil if there was nothing. Its values from here on are told from what it
+// has by how they begin.
+func (l *ledger) adopt(key string, at *sight) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.names = append(l.names, key)
+	l.keys[key] = &account{tombstones: -1}
+	if at != nil {
+		w := write{key, at.value, at.place.offset}
+		l.places[at.place] = w
+		l.keys[key].happened(w)
+	}
 }
 
-// runLoad starts writers, readers and one who evicts all the time. Each client
-// keeps on over refusals, with a pause; refused, if not nil, is told of
-// everything but a 200 and "key not found".
-func (l *ledger) runLoad(n *node, seed uint64, writers, readers, partitions int, refused func(op string, a answer, err error)) *load {
-	ctx, cancel := context.WithCancel(context.Background())
-	ld := &load{cancel: cancel}
-	client := func(i int, op string, step func(*node, *rand.Rand) (answer, error)) {
-		rng := rand.New(rand.NewPCG(seed, uint64(i)))
-		ld.wg.Go(func() {
-			for ctx.Err() == nil {
-				a, err := step(n, rng)
-				if err == nil && (a.status == 200 || a.header.Get("X-Kv-Reason") == "key_not_found") {
-					continue
-				}
-				if refused != nil {
-					refused(op, a, err)
-				}
-				pause(ctx, 10*time.Millisecond)
-			}
-		})
-	}
-	for i := range writers {
-		client(i, "write", l.write)
-	}
-	for i := range readers {
-		client(writers+i, "read", l.look)
-	}
-	client(writers+readers, "evict", func(n *node, rng *rand.Rand) (answer, error) {
-		pause(ctx, time.Duration(rng.IntN(30))*time.Millisecond)
-		path := fmt.Sprintf("/v1/cloud_storage/evict/%s/%d", l.topic, rng.IntN(partitions))
-		body := object{"local_target_bytes": rng.IntN(3) * 4096}
-		if rng.IntN(4) == 0 {
-			path, body = "/v1/cloud_storage/cache/trim", nil
+// live counts the keys that have a value, as far as is known.
+func (l *ledger) live() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for _, a := range l.keys {
+		if a.known && !a.last.deletes() {
+			n++
 		}
-		return n.try("POST", n.admin+path, nil, body)
-	})
-	return ld
-}
-
-// stop waits for the clients to end.
-func (ld *load) stop() {
-	ld.cancel()
-	ld.wg.Wait()
-}
-
-// pause waits for d or the end of ctx.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
 	}
+	return n
 }
 
 // below is the ledger of a node that takes over where the bucket ends: it has

@@ -230,10 +230,10 @@ func (n *node) kill() {
 	<-n.exited
 }
 
-// restart ends the process in order and runs it again.
+// restart ends the process in order and runs it again. No client may be at work.
 func (n *node) restart() {
 	n.t.Helper()
-	n.stop()
+	n.leave()
 	n.start()
 	n.waitReady()
 }

@@ -35,11 +35,15 @@ func TestRemoteSegments(t *testing.T) {
 		seed := rand.Uint64()
 		t.Logf("seed %d", seed)
 		rng := rand.New(rand.NewPCG(seed, 1))
-		for _, codec := range []string{"producer", "gzip", "snappy", "lz4", "zstd"} {
-			t.Run(codec, func(t *testing.T) {
+		for _, c := range []struct{ local, remote string }{
+			{"producer", "producer"}, {"gzip", "producer"}, {"snappy", "producer"}, {"lz4", "producer"}, {"zstd", "producer"},
+			{"producer", "none"}, {"producer", "gzip"}, {"zstd", "snappy"}, {"snappy", "lz4"}, {"gzip", "zstd"},
+		} {
+			t.Run(c.local+" "+c.remote, func(t *testing.T) {
 				n.in(t)
-				topic := "segments-" + codec
-				n.indexed(topic, 2, map[string]string{"segment.bytes": "2048", "compression.type": codec})
+				topic := "segments-" + c.local + "-" + c.remote
+				n.indexed(topic, 2, map[string]string{"segment.bytes": "2048", "compression.type": c.local,
+					"keyhole.remote.compression.type": c.remote, "min.compaction.lag.ms": "3600000"})
 				want := map[place]sent{}
 				for range requests {
 					records := make([]object, perRequest)

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"io/fs"
 	"net/http"
 	"os"
@@ -60,6 +61,9 @@ func (s *store) objects(t testing.TB) []string {
 	err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
 		if d != nil && d.IsDir() && d.Name() == "~probe" {
 			return filepath.SkipDir
+		}
+		if errors.Is(err, fs.ErrNotExist) && path != s.dir {
+			return nil // it went meanwhile
 		}
 		if err != nil || d.IsDir() {
 			return err

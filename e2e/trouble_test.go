@@ -145,7 +145,8 @@ func TestDamagedObjects(t *testing.T) {
 		n := startNode(t, s)
 		n.setCluster(remoteRead, true)
 		segment := func(topic string) string {
-			n.produceCold(topic, 200)
+			n.indexed(topic, 1, map[string]string{"keyhole.remote.compression.type": "none"})
+			n.fillCold(topic, 200)
 			n.evict(topic, 1)
 			for _, key := range s.objects(t) {
 				if strings.HasPrefix(key, topic+"/") && path.Ext(key) == ".log" {
