@@ -138,6 +138,23 @@ func TestOrphansAreToldFromEverythingElse(t *testing.T) {
 	}
 }
 
+// Names of objects come from outside.
+func FuzzSegmentName(f *testing.F) {
+	f.Add("00000000000000000007-0b0a4c3e-1f52-4b53-8a3e-5c7b1f0a9d21.log")
+	f.Add("00000000000000000007-0b0a4c3e-1f52-4b53-8a3e-5c7b1f0a9d21.index")
+	f.Add("manifest.json")
+	f.Fuzz(func(t *testing.T, name string) {
+		base, id, ok := parseSegmentName(name)
+		if !ok {
+			return
+		}
+		seg := &manifest.Segment{BaseOffset: base, UploadID: id}
+		if name != LogKey("", seg) && name != IndexKey("", seg) || base < 0 {
+			t.Errorf("%q is taken for the segment %+v", name, seg)
+		}
+	})
+}
+
 // An upload that has not come through, however old its objects are, is about to
 // have them named.
 func TestObjectsOfABegunUploadAreNoOrphans(t *testing.T) {
@@ -333,6 +350,9 @@ func TestFollow(t *testing.T) {
 	}
 	if changed, err := replica.Follow(t.Context()); changed || err != nil {
 		t.Fatal(changed, err)
+	}
+	if b.Count(objstoretest.OpPut, objstoretest.OpDelete) != 0 || b.Count(objstoretest.OpGetIfChanged) != 1 {
+		t.Errorf("calls %v", b.Calls())
 	}
 	if _, err := n.Rewrite(t.Context(), old.Segments, RewriteOptions{}); err != nil {
 		t.Fatal(err)

@@ -12,12 +12,19 @@
 //   - A segment in the bucket is a plain Kafka log segment: data batches with
 //     Kafka offsets, nothing else.
 //   - No object name is used for two different contents.
+//   - An object that a manifest has named stays readable for a grace period after
+//     the manifest has stopped naming it.
+//   - Nothing is deleted but objects of segments that the manifest, looked at just
+//     before, says are not needed or does not know.
 //
 // The picture:
 //
 //	Upload ─► plan (chunk table, key run) ─► .log ─► .index ─► local table ─► manifest
+//	Rewrite ─► .log objects ─► what stays ─► temporary file ─► as for Upload
+//	Collect ─► removed longer ago than the grace period, orphans ─► delete ─► manifest
 //	ReadBatch ─► manifest ─► chunk table ─► cache ─► one ranged GET ─► batch
-//	KeyRuns ─► .index objects in offset order (a damaged one: its .log object)
+//	KeyRuns ─► .index objects, some ahead, in offset order (a damaged one: its .log object)
+//	Follow ─► manifest of another node
 //
 // On local disk, in the directory given: the manifest's copy and one chunk
 // table per segment, both as they are in the bucket. Either may be lost; it is
