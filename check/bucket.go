@@ -173,6 +173,10 @@ func (c *checker) topic(ctx context.Context, t *topicState) error {
 	key := catalog.TopicKey(t.name, t.id)
 	switch {
 	case c.bucket == nil, t.damaged:
+	case t.remote == nil && t.local != nil && c.dir.ReadReplica:
+		c.report(Note, Local, t.local.Dir, 0, "the bucket does not describe this topic any more; the next start of the read replica removes it here")
+		t.local = nil
+		return c.nameless(ctx, t)
 	case t.remote == nil && t.local != nil:
 		c.report(Note, Remote, key, 0, "the bucket does not have the topic's description yet; the next start writes it")
 	case t.remote == nil:
@@ -180,7 +184,7 @@ func (c *checker) topic(ctx context.Context, t *topicState) error {
 	case t.local == nil && c.o.DataDir != "":
 		c.report(Note, Remote, key, 0, "the topic's description is in the bucket only; the next start brings it to this disk")
 		c.adopt(t)
-	case t.local != nil && t.local.Revision != t.remote.Revision:
+	case t.local != nil && t.local.Revision != t.remote.Revision && !c.dir.ReadReplica: // which follows
 		c.report(Note, Remote, key, 0, "revision %d in the bucket, %d on disk", t.remote.Revision, t.local.Revision)
 	}
 	c.sum.Topics++

@@ -36,7 +36,7 @@ func TestClean(t *testing.T) {
 func TestIndexBlock(t *testing.T) {
 	w := newWorld(t)
 	w.run(func(c *catalog.Catalog) {
-		p := w.create(c, "t")
+		p := w.create(c, "t", plain)
 		var recs []record.Record
 		for i := range 5000 {
 			recs = append(recs, record.Record{Key: fmt.Appendf(nil, "%x", i*i), Value: []byte("v")})
@@ -70,7 +70,7 @@ func TestPosition(t *testing.T) {
 func TestRunning(t *testing.T) { // case 7-05
 	w := newWorld(t)
 	w.run(func(c *catalog.Catalog) {
-		p := w.create(c, "t")
+		p := w.create(c, "t", plain)
 		w.fill(p, 0, 100, 30)
 		w.evict(p, 0)
 		res := w.check(func(o *Options) { o.Bucket = nil })
@@ -103,7 +103,7 @@ func TestNoLockFile(t *testing.T) {
 func TestNoIndex(t *testing.T) {
 	w := newWorld(t)
 	w.run(func(c *catalog.Catalog) {
-		p := w.create(c, "t")
+		p := w.create(c, "t", plain)
 		w.fill(p, 0, 100, 30)
 		w.evict(p, 0)
 		w.fill(p, 100, 10, 30)
@@ -174,7 +174,7 @@ func TestAfterCrash(t *testing.T) { // cases 1-10, 1-11
 	w := newWorld(t)
 	var after *vfs.MemFS
 	w.run(func(c *catalog.Catalog) {
-		p := w.create(c, "t")
+		p := w.create(c, "t", plain)
 		w.fill(p, 0, 100, 30)
 		w.evict(p, 0)
 		w.fill(p, 100, 60, 30)
@@ -195,7 +195,7 @@ func TestAfterCrash(t *testing.T) { // cases 1-10, 1-11
 func TestDeletedTopic(t *testing.T) {
 	w := newWorld(t)
 	w.run(func(c *catalog.Catalog) {
-		p := w.create(c, "t")
+		p := w.create(c, "t", plain)
 		w.fill(p, 0, 100, 30)
 		w.evict(p, 0)
 		id := w.topic
@@ -303,7 +303,7 @@ func TestSupersededDisk(t *testing.T) { // case 7-18
 func TestSupersededDiskWithoutTail(t *testing.T) {
 	a := newWorld(t)
 	a.run(func(c *catalog.Catalog) {
-		p := a.create(c, "t")
+		p := a.create(c, "t", plain)
 		a.fill(p, 0, 100, 30)
 		a.evict(p, 0)
 	})

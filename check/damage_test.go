@@ -181,10 +181,9 @@ func TestDamage(t *testing.T) {
 		},
 		"manifest went back": {
 			func(w *world) {
-				old := *m
+				old := shortened(m, len(m.Segments)-1)
 				old.Generation--
-				old.Segments = old.Segments[:len(old.Segments)-1]
-				b, err := manifest.Encode(&old)
+				b, err := manifest.Encode(old)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -202,11 +201,19 @@ func TestDamage(t *testing.T) {
 		},
 		"hole between the tiers": {
 			func(w *world) {
+				w.putManifest(shortened(m, 2))
+			},
+			[]want{{Damage, manifestKey, "in neither tier"}, {Note, ".log", "no manifest names it"}},
+		},
+		"segments missing in the manifest": {
+			func(w *world) {
 				cut := *m
 				cut.Segments = cut.Segments[:2]
 				w.putManifest(&cut)
 			},
-			[]want{{Damage, manifestKey, "in neither tier"}, {Note, ".log", "no manifest names it"}},
+			[]want{{Damage, manifestKey, `key "k0": its latest record at offset 249 is in the local log alone`},
+				{Damage, manifestKey, `key "k13": it was deleted at offset 262, and the bucket`},
+				{Damage, "kv_index", "its latest record is at"}, {Damage, "/log", "more keys like these"}},
 		},
 		"hole in the bucket": {
 			func(w *world) {
@@ -218,7 +225,7 @@ func TestDamage(t *testing.T) {
 				cut.Segments = slices.Delete(slices.Clone(cut.Segments), at, at+1)
 				w.putManifest(&cut)
 			},
-			[]want{{Note, manifestKey, "no segment has offsets"}, {Damage, "kv_index", "key "}},
+			[]want{{Damage, "kv_index", "key "}},
 		},
 
 		"index leads to another record": { // case 1-04
@@ -332,6 +339,16 @@ func TestDamage(t *testing.T) {
 			res.expect(t, c.want)
 		})
 	}
+}
+
+// shortened is a manifest that ends with the first n segments.
+func shortened(m *manifest.Manifest, n int) *manifest.Manifest {
+	out := *m
+	out.Segments = m.Segments[:n]
+	out.NextOffset = m.Segments[n-1].LastOffset + 1
+	out.DeleteHorizon = min(out.DeleteHorizon, out.NextOffset)
+	out.LeaderEpochs = slices.DeleteFunc(slices.Clone(m.LeaderEpochs), func(e manifest.EpochStart) bool { return e.StartOffset >= out.NextOffset })
+	return &out
 }
 
 // expect demands the findings that are wanted, no damage of anything else, and no

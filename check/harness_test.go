@@ -109,13 +109,18 @@ func (w *world) partition(c *catalog.Catalog, topic string) *partition.Partition
 	return p
 }
 
-func (w *world) create(c *catalog.Catalog, topic string) *partition.Partition {
+// plain are the properties of a topic whose segments stay as they were written.
+var plain = map[string]string{"min.compaction.lag.ms": "86400000", "keyhole.remote.compression.type": "producer"}
+
+func (w *world) create(c *catalog.Catalog, topic string, properties map[string]string) *partition.Partition {
 	w.t.Helper()
+	all := map[string]string{"redpanda.kv.index.enabled": "true", "segment.bytes": "65536"}
+	maps.Copy(all, properties)
 	if _, err := c.AlterCluster(w.t.Context(), map[string]any{"cloud_storage_cache_chunk_size": 16384}, nil); err != nil {
 		w.t.Fatal(err)
 	}
 	eventually(w.t, "topic made", func() bool {
-		_, err := c.CreateTopic(w.t.Context(), topic, 1, map[string]string{"redpanda.kv.index.enabled": "true", "segment.bytes": "65536"})
+		_, err := c.CreateTopic(w.t.Context(), topic, 1, all)
 		if err != nil && !errors.Is(err, catalog.ErrBucketUnknown) {
 			w.t.Fatal(err)
 		}
@@ -151,7 +156,7 @@ func busy(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t)
 	w.run(func(c *catalog.Catalog) {
-		p := w.create(c, "t")
+		p := w.create(c, "t", plain)
 		w.fill(p, 0, 150, 61)
 		w.evict(p, 0)
 		w.fill(p, 150, 150, 83)

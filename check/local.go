@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"keyhole/index"
 	"keyhole/locallog"
@@ -20,12 +21,7 @@ func (p *part) local(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		if name != logDir && name != remoteDir && name != indexDir {
-			p.c.report(Note, Local, p.path(name), 0, "not a file of the partition")
-		}
-	}
+	p.strangers(names)
 	at, err := p.openIndex()
 	if err != nil {
 		return err
@@ -35,25 +31,56 @@ func (p *part) local(ctx context.Context) error {
 			return fmt.Errorf("scratch index: %w", err)
 		}
 	}
+	if p.replica() {
+		return nil
+	}
 	return p.verifyLog(ctx, at)
+}
+
+// strangers reports what a running gateway does not have in the directory, and
+// finds out which of its indexes a read replica goes by.
+func (p *part) strangers(names []string) {
+	slices.Sort(names)
+	two := p.replica() && slices.Contains(names, nextIndexDir)
+	if two && !slices.Contains(names, indexDir) {
+		p.indexName, two = nextIndexDir, false
+	}
+	for _, name := range names {
+		switch {
+		case name == remoteDir, name == indexDir, name == p.indexName:
+		case (name == logDir || name == cleanedFile) && !p.replica():
+		case name == nextIndexDir && two:
+			p.c.report(Note, Local, p.path(name), 0, "second index, of a rebuild that was broken off or had just come through; the next start removes it")
+		case name == outdatedLog && !p.replica():
+			p.c.report(Note, Local, p.path(name), 0, "local log that was set aside because the bucket had gone past it; the next start removes it")
+		case strings.HasSuffix(name, ".tmp"):
+			p.c.report(Note, Local, p.path(name), 0, "temporary file of a write that was broken off")
+		default:
+			p.c.report(Note, Local, p.path(name), 0, "not a file of the partition")
+		}
+	}
 }
 
 // openIndex opens the index for reading, if there is one to be compared.
 func (p *part) openIndex() (index.Position, error) {
-	dir := p.path(indexDir)
+	dir := p.path(p.indexName)
 	if !p.indexed {
 		if _, err := p.c.fs.Stat(dir); err == nil {
 			p.c.report(Note, Local, dir, 0, "index of a topic that has none; the next start removes it")
 		}
 		return index.Position{}, nil
 	}
+	source := "the logs"
+	if p.replica() {
+		source = "the bucket"
+	}
 	ix, err := index.Open(dir, index.Options{FS: p.c.fs, Shared: p.c.shared, ReadOnly: true})
 	switch {
 	case errors.Is(err, record.ErrCorrupt):
-		p.c.report(Note, Local, dir, 0, "the index does not open; the next start builds it anew from the logs: %v", err)
+		p.c.report(Note, Local, dir, 0, "the index does not open; the next start builds it anew from %s: %v", source, err)
 		return index.Position{}, nil
 	case notExist(err):
-		p.c.report(Note, Local, dir, 0, "no index; the next start builds it from the logs")
+		p.c.report(Note, Local, dir, 0, "no index; the next start builds it from %s", source)
 		return index.Position{}, nil
 	case err != nil:
 		return index.Position{}, err
@@ -77,7 +104,7 @@ func (p *part) verifyLog(ctx context.Context, proven index.Position) error {
 			p.c.report(severity, Local, p.path(logDir, f.File), f.Position, "%v", f.Err)
 		},
 		Batch: func(file string, pos int64, a locallog.Appended) error {
-			err := p.batch(&r, a)
+			err := p.batch(&r, file, a)
 			if errors.Is(err, record.ErrCorrupt) {
 				last := a.KafkaBase + int64(r.Header().LastOffsetDelta)
 				lost = append(lost, locallog.Range{From: a.KafkaBase, Next: last + 1})
@@ -97,18 +124,22 @@ func (p *part) verifyLog(ctx context.Context, proven index.Position) error {
 }
 
 // batch reads the records of one batch.
-func (p *part) batch(r *record.Reader, a locallog.Appended) error {
+func (p *part) batch(r *record.Reader, file string, a locallog.Appended) error {
 	if err := r.Reset(a.Batch, maxUncompressed); err != nil {
 		return err
 	}
 	h := r.Header()
-	for !h.IsControl() && r.Next() {
+	for first := true; !h.IsControl() && r.Next(); first = false {
 		rec := r.Record()
+		offset := a.KafkaBase + rec.Offset - h.BaseOffset
+		if first {
+			p.epoch(file, offset)
+		}
 		p.c.sum.Records++
 		if rec.Key == nil || p.replay == nil {
 			continue
 		}
-		if err := p.replay.set(rec.Key, a.KafkaBase+rec.Offset-h.BaseOffset, rec.Value == nil); err != nil {
+		if err := p.replay.set(rec.Key, offset, rec.Value == nil); err != nil {
 			return fmt.Errorf("scratch index: %w", err)
 		}
 	}
