@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -176,6 +177,23 @@ func (n *node) metrics() map[string]string {
 		}
 	}
 	return series
+}
+
+// sum adds up the series of a metric.
+func (n *node) sum(name string) float64 {
+	n.t.Helper()
+	sum := 0.0
+	for series, value := range n.metrics() {
+		if metric, _, _ := strings.Cut(series, "{"); metric != name {
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			n.t.Fatalf("%s: %v", series, err)
+		}
+		sum += v
+	}
+	return sum
 }
 
 // want checks status and reason of a lookup.

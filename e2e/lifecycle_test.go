@@ -3,12 +3,10 @@ package e2e
 import (
 	"bytes"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -89,117 +87,6 @@ func TestPortInUse(t *testing.T) {
 	if r.code != 1 || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "--listen") {
 		t.Errorf("exit %d, want 1 and one line about --listen:\n%s", r.code, r.stderr)
 	}
-}
-
-// TestKillLoop kills the process again and again while it takes overwrites and
-// deletions and moves segments to the bucket: what was answered is there,
-// nothing older, and no deleted key is alive. Cases 6-02, 6-03, 7-05.
-func TestKillLoop(t *testing.T) {
-	const rounds, writers, keysEach = 6, 4, 25
-	eachBackend(t, func(t *testing.T, s *store) {
-		n := startNode(t, s)
-		seed := rand.Uint64()
-		t.Logf("seed %d", seed)
-		n.indexed("t", 2, map[string]string{"segment.bytes": "8192", "retention.local.target.bytes": "16384"})
-		n.setCluster(remoteRead, true)
-		models := make([]*killModel, writers)
-		for w := range models {
-			models[w] = newKillModel(w, keysEach, rand.New(rand.NewPCG(seed, uint64(w))))
-		}
-		for round := range rounds {
-			var wg sync.WaitGroup
-			var writes counter
-			for _, m := range models {
-				wg.Go(func() {
-					for m.write(n) {
-						writes.add(1)
-					}
-				})
-			}
-			poll(t, time.Minute, "some writes are answered", func() bool { return writes.get() >= 400 })
-			n.kill()
-			wg.Wait()
-			n.start()
-			n.waitReady()
-			for _, m := range models {
-				m.check(t, n, round)
-			}
-			if t.Failed() {
-				return
-			}
-		}
-		if st := n.status("t", 0); st.CloudSegments == 0 {
-			t.Error("nothing was uploaded: the test does not reach the bucket")
-		}
-		n.kill()
-		n.mustCheck("after many a kill -9")
-	})
-}
-
-type counter struct {
-	mu sync.Mutex
-	n  int
-}
-
-func (c *counter) add(n int) { c.mu.Lock(); c.n += n; c.mu.Unlock() }
-func (c *counter) get() int  { c.mu.Lock(); defer c.mu.Unlock(); return c.n }
-
-// killModel is what one writer knows about its keys. A write that was cut may
-// or may not have happened.
-type killModel struct {
-	rng   *rand.Rand
-	keys  []string
-	acked map[string]string // value, "" for deleted or never written
-	cut   map[string]string // the write without an answer, if there is one
-	next  int
-}
-
-func newKillModel(writer, keys int, rng *rand.Rand) *killModel {
-	m := &killModel{rng: rng, acked: map[string]string{}, cut: map[string]string{}}
-	for i := range keys {
-		m.keys = append(m.keys, fmt.Sprintf("w%d-%d", writer, i))
-	}
-	return m
-}
-
-// write makes one write and reports whether it was answered with success.
-func (m *killModel) write(n *node) bool {
-	key := m.keys[m.rng.IntN(len(m.keys))]
-	m.next++
-	value, method := fmt.Sprintf("%d %s", m.next, strings.Repeat("x", m.rng.IntN(200))), "PUT"
-	var body any = []byte(value)
-	if m.rng.IntN(4) == 0 {
-		value, method, body = "", "DELETE", nil
-	}
-	a, err := n.try(method, n.kv("t", key), nil, body)
-	if err != nil || a.status != 200 {
-		m.cut[key] = value
-		return false
-	}
-	m.acked[key] = value
-	return true
-}
-
-// check wants the last answered value of each key, or that of the cut write,
-// which from then on counts as it was found.
-func (m *killModel) check(t *testing.T, n *node, round int) {
-	t.Helper()
-	for _, key := range m.keys {
-		a := n.get("t", key)
-		found := string(a.body)
-		if a.status == 404 && a.header.Get("X-Kv-Reason") == "key_not_found" {
-			found = ""
-		} else if a.status != 200 {
-			t.Errorf("round %d: %s: %v", round, key, a)
-			continue
-		}
-		cut, wasCut := m.cut[key]
-		if found != m.acked[key] && !(wasCut && found == cut) {
-			t.Errorf("round %d: %s is %.40q, want %.40q or the unanswered %.40q", round, key, found, m.acked[key], cut)
-		}
-		m.acked[key] = found
-	}
-	clear(m.cut)
 }
 
 // TestTornTail leaves half a batch at the end of the log. Case 7-26.
