@@ -163,6 +163,7 @@ func (p *Partition) sealAndUpload(ctx context.Context, s *Settings, stats *Compa
 
 // compact compacts both tiers, the local one first.
 func (p *Partition) compact(ctx context.Context, s *Settings, forced bool, stats *CompactionStats) error {
+	p.compactions.halt()() // the background may take its time; what it has done stays done
 	ctx, end, err := p.compactions.begin(ctx)
 	if err != nil {
 		return err
@@ -256,14 +257,14 @@ func (p *Partition) compactDue(ctx context.Context) error {
 	if v == nil || p.fenced.Load() || !s.IndexMaintained || v.log.Err() != nil {
 		return nil
 	}
-	if err := p.purge(ctx, v); err != nil {
-		return err
-	}
 	ctx, end, err := p.compactions.begin(ctx)
 	if err != nil {
 		return nil // the index is being mended
 	}
 	defer end()
+	if err := p.purge(ctx, v); err != nil {
+		return err
+	}
 	due := p.due(v, s)
 	if due == (dueNow{}) || p.o.Space.Low() {
 		return nil
@@ -289,7 +290,7 @@ func (p *Partition) compactDue(ctx context.Context) error {
 	case isCorrupt(err):
 		// Again only once there is more: the damage stays where it is.
 		p.corrupted("compaction", err)
-		p.noteCleaned(cleaned{Local: v.log.State().HighWatermark, Remote: max(p.cleaned.Remote, p.remoteNext())})
+		p.noteCleaned(cleaned{Local: v.log.State().HighWatermark, Remote: p.remoteNext(), Purged: p.cleaned.Purged})
 	case errors.Is(err, tiered.ErrFenced):
 		return p.storeFailed(err)
 	}
@@ -303,20 +304,23 @@ func (p *Partition) remoteNext() int64 {
 	return p.tier.Snapshot().Next()
 }
 
-// cleaned says through where each tier was compacted, Kafka offsets, exclusive. It
-// is kept in a file so that a restart does not read all of a log again; without the
-// file it begins at 0. Whoever holds the turn of compactions has it.
-type cleaned struct{ Local, Remote int64 }
+// cleaned says through where each tier was compacted, and below which offset the
+// index was purged: Kafka offsets, exclusive. It is kept in a file so that a restart
+// does not do all of that again; without the file it begins at 0. Whoever holds the
+// turn of compactions has it.
+type cleaned struct{ Local, Remote, Purged int64 }
+
+const cleanedFormat = "local=%d remote=%d purged=%d\n"
 
 func (p *Partition) cleanedPath() string { return p.o.FS.PathJoin(p.o.Dir, "compacted") }
 
 func (p *Partition) loadCleaned() {
-	data, err := manifest.ReadFile(p.o.FS, p.cleanedPath(), 64)
+	data, err := manifest.ReadFile(p.o.FS, p.cleanedPath(), 128)
 	if err != nil {
 		return
 	}
 	var c cleaned
-	if _, err := fmt.Sscanf(string(data), "local=%d remote=%d\n", &c.Local, &c.Remote); err == nil && c.Local >= 0 && c.Remote >= 0 {
+	if _, err := fmt.Sscanf(string(data), cleanedFormat, &c.Local, &c.Remote, &c.Purged); err == nil && min(c.Local, c.Remote, c.Purged) >= 0 {
 		p.cleaned = c
 	}
 }
@@ -326,7 +330,7 @@ func (p *Partition) noteCleaned(c cleaned) {
 		return
 	}
 	p.cleaned = c
-	if err := manifest.WriteFile(p.o.FS, p.cleanedPath(), fmt.Appendf(nil, "local=%d remote=%d\n", c.Local, c.Remote)); err != nil {
+	if err := manifest.WriteFile(p.o.FS, p.cleanedPath(), fmt.Appendf(nil, cleanedFormat, c.Local, c.Remote, c.Purged)); err != nil {
 		p.o.Logger.Warn("cannot note how far the tiers are compacted", "err", err)
 	}
 }

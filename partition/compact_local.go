@@ -23,40 +23,45 @@ type localPass struct {
 	stats *CompactionStats
 }
 
-// compactBeforeUpload takes out of segments that are about to be uploaded together
-// what they replace of each other and of older ones. What only a segment behind
-// them replaces stays: whoever reads the bucket does not see that one yet.
+// maxBehind is how many times a segment's size may lie behind it before it is
+// uploaded as it is: all of that is read to know what it replaces. What is dead is
+// found in the bucket then.
+const maxBehind = 4
+
+// compactBeforeUpload takes out of segments that are about to be uploaded what they
+// replace themselves or was replaced before. What only a segment behind replaces
+// stays: the bucket may end with any of them, and whoever reads it does not see the
+// one behind.
 func (p *Partition) compactBeforeUpload(ctx context.Context, segs []locallog.SegmentInfo, s *Settings, stats *CompactionStats) error {
 	v := p.serving.Load()
-	if v == nil || len(segs) == 0 || p.now().Sub(segs[0].SealedAt) < s.CompactionLag {
+	if v == nil || s.DirtyRatio > 1 {
 		return nil
-	}
-	bound := segs[len(segs)-1].NextKafka
-	var size, behind int64
-	for _, seg := range v.log.Segments() {
-		if seg.BaseKafka >= bound {
-			behind += seg.Bytes
-		}
 	}
 	for _, seg := range segs {
-		size += seg.Bytes
+		behind := int64(0)
+		for _, other := range v.log.Segments() {
+			if other.BaseKafka >= seg.NextKafka {
+				behind += other.Bytes
+			}
+		}
+		if behind > maxBehind*seg.Bytes || p.now().Sub(seg.SealedAt) < s.CompactionLag || v.ix.Applied().NextKafka < seg.NextKafka {
+			continue
+		}
+		live, err := newLiveness(ctx, v, seg.NextKafka)
+		if errors.Is(err, errBacklog) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), ratio: s.DirtyRatio, stats: stats}
+		err = pass.run(ctx, []locallog.SegmentInfo{seg}, false)
+		live.close()
+		if err != nil {
+			return err
+		}
 	}
-	if behind > 2*size+s.SegmentBytes {
-		return nil // the bucket was away; what is dead is found there later
-	}
-	if v.ix.Applied().NextKafka < bound {
-		return nil
-	}
-	live, err := newLiveness(ctx, v, bound)
-	if errors.Is(err, errBacklog) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer live.close()
-	pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), ratio: s.DirtyRatio, stats: stats}
-	return pass.run(ctx, segs, false)
+	return nil
 }
 
 // compactLocal compacts what is sealed and not waiting for an upload. What has been
@@ -79,7 +84,8 @@ func (p *Partition) compactLocal(ctx context.Context, v *view, s *Settings, stat
 	}
 	defer live.close()
 	pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), stats: stats}
-	return pass.run(ctx, segs, p.tier == nil)
+	// Where a bucket has older records, they go first, and the tombstone with them.
+	return pass.run(ctx, segs, p.tier == nil && v.log.State().RemoteNext == 0)
 }
 
 // run looks at all segments first, then rewrites, oldest first. With dropping, a

@@ -29,6 +29,7 @@ const minReplicaInterval = 10 * time.Millisecond
 // moves only when all entries are in.
 func (p *Partition) follow() {
 	defer close(p.done)
+	p.loadCleaned()
 	opened := false
 	for backoff := time.Duration(0); ; {
 		err := p.followOnce(p.ctx)
@@ -141,6 +142,11 @@ func (p *Partition) serveReplica(ctx context.Context, ix *index.Index, m *manife
 	v := &view{ix: ix, remote: []*manifest.Manifest{m}}
 	p.publish(v)
 	p.applied.beat()
+	ctx, end, err := p.compactions.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
 	return p.purge(ctx, v)
 }
 
@@ -199,7 +205,6 @@ func (p *Partition) rebuildBeside(ctx context.Context, m *manifest.Manifest) err
 	p.feed.ix = ix
 	p.feed.mu.Unlock()
 	p.indexName = name
-	p.purged.Store(m.StartOffset)
 	if err := p.serveReplica(ctx, ix, m); err != nil {
 		return err
 	}

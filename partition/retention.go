@@ -142,10 +142,16 @@ func (p *Partition) expire(ctx context.Context, s *Settings, stats *CompactionSt
 	if err := p.retain(ctx, log, s, stats); err != nil {
 		return err
 	}
-	if v := p.serving.Load(); v != nil {
-		return p.purge(ctx, v)
+	v := p.serving.Load()
+	if v == nil {
+		return nil
 	}
-	return nil
+	ctx, end, err := p.compactions.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return p.purge(ctx, v)
 }
 
 // purgeBatch is how many entries are removed from the index at once.
@@ -153,10 +159,10 @@ const purgeBatch = 1 << 10
 
 // purge removes the index entries of records that are no longer retained. Until
 // then lookups say that the record is not retained; afterwards the index is what a
-// rebuild would make.
+// rebuild would make. The caller has the turn of compactions.
 func (p *Partition) purge(ctx context.Context, v *view) error {
 	start := p.start(v.log)
-	if start <= p.purged.Load() {
+	if start <= p.cleaned.Purged {
 		return nil
 	}
 	at, err := v.ix.Snapshot()
@@ -180,7 +186,9 @@ func (p *Partition) purge(ctx context.Context, v *view) error {
 		return flush()
 	})
 	if err = errors.Join(err, flush()); err == nil {
-		p.purged.Store(start)
+		done := p.cleaned
+		done.Purged = start
+		p.noteCleaned(done)
 	}
 	return err
 }
