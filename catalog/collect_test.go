@@ -1,8 +1,11 @@
 package catalog
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,5 +131,28 @@ func TestCollectErrors(t *testing.T) {
 	b.Before(nil)
 	if _, err := c.Collect(t.Context(), CollectOptions{Topic: "a", Partition: -1}); err != nil || len(keysBelow(t, b, "a/")) != 0 {
 		t.Errorf("afterwards: %d objects are left, %v", len(keysBelow(t, b, "a/")), err)
+	}
+}
+
+// A client that leaves ends it where it is; the rest is left for the next one.
+func TestCollectIsCutShort(t *testing.T) {
+	c, b := collectable(t, 20, "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	var deletions atomic.Int64
+	b.Before(func(ctx context.Context, call objstoretest.Call) error {
+		if call.Op == objstoretest.OpDelete && deletions.Add(1) == 5 {
+			cancel()
+		}
+		return ctx.Err()
+	})
+	if _, err := c.Collect(ctx, CollectOptions{Topic: "a", Partition: -1}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cut short: %v", err)
+	}
+	left := keysBelow(t, b, "a/")
+	if len(left) < 21-5 || !slices.ContainsFunc(left, func(key string) bool { return strings.HasSuffix(key, "/"+topicFile) }) {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := c.Collect(t.Context(), CollectOptions{Topic: "a", Partition: -1}); err != nil || len(keysBelow(t, b, "a/")) != 0 {
+		t.Errorf("again: %d objects are left, %v", len(keysBelow(t, b, "a/")), err)
 	}
 }

@@ -208,6 +208,19 @@ func TestReplicaRefusesChanges(t *testing.T) {
 	if _, err := r.TopicForWrite(t.Context(), "u"); !errors.Is(err, ErrTopicNotFound) {
 		t.Errorf("a write to an unknown topic: %v", err)
 	}
+	// Not by anyone's good will: what partitions get cannot be written either.
+	topic, err := r.Topic("t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bucket := range []objstore.Bucket{r.o.Bucket, &gatedBucket{Bucket: r.o.Bucket, gate: topic.gate}} {
+		if _, err := bucket.Put(t.Context(), "t/x", strings.NewReader(""), 0, objstore.Condition{}); !errors.Is(err, objstore.ErrReadOnly) {
+			t.Errorf("put: %v", err)
+		}
+		if err := bucket.Delete(t.Context(), "t/x"); !errors.Is(err, objstore.ErrReadOnly) {
+			t.Errorf("delete: %v", err)
+		}
+	}
 	// Switches are the node's own.
 	if _, err := r.AlterCluster(t.Context(), map[string]any{propRemoteRead: false}, nil); err != nil {
 		t.Errorf("a switch: %v", err)

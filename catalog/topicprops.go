@@ -99,7 +99,7 @@ var topicTable = table{
 	},
 	{
 		Name: propDirtyRatio, Kind: ratioKind, Default: "0.5", Min: 0, Max: 1,
-		Doc: "Share of what compaction could drop from which on a partition is compacted. 0: as soon as anything can be dropped.",
+		Doc: "A tier is compacted once the bytes added since it was last compacted are this share of all it has; a segment before its upload, once this share of its records has been replaced.",
 	},
 	{
 		Name: propRemoteCodec, Kind: enumKind, Default: "zstd",

@@ -44,19 +44,22 @@ func TestTierCompact(t *testing.T) {
 }
 
 func TestTierGC(t *testing.T) {
-	var asked string
-	answer := ""
-	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		asked = r.Method + " " + r.URL.Path + " " + string(body)
-		fmt.Fprint(w, answer)
-	}))
-	defer node.Close()
-	env := []string{"KEYHOLE_ADMIN_URL=" + node.URL}
+	const nothing = `{"objects":[],"object_count":0,"object_bytes":0,"deleted":true,"failed":[]}`
+	// run gives what the command did, having been answered so, and what it asked for.
+	run := func(answer string, args ...string) (result, string) {
+		asked := make(chan string, 1)
+		node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			asked <- r.Method + " " + r.URL.Path + " " + string(body)
+			fmt.Fprint(w, answer)
+		}))
+		defer node.Close()
+		return keyhole(t, []string{"KEYHOLE_ADMIN_URL=" + node.URL}, nil, append([]string{"tier", "gc"}, args...)...), <-asked
+	}
 
-	answer = `{"objects":[{"key":"t/1/0/a.log","size":123,"age_ms":3661000,"why":"orphan"},{"key":"t/1/0/b\u001b.log","size":0,"age_ms":400,"why":"replaced"}],` +
+	answer := `{"objects":[{"key":"t/1/0/a.log","size":123,"age_ms":3661000,"why":"orphan"},{"key":"t/1/0/b\u001b.log","size":0,"age_ms":400,"why":"replaced"}],` +
 		`"object_count":7,"object_bytes":2000000,"deleted":false,"failed":[]}` + "\n"
-	dry := keyhole(t, env, nil, "tier", "gc", "--dry-run")
+	dry, asked := run(answer, "--dry-run")
 	if want := (result{exitDone,
 		"AGE     BYTES  WHY       KEY\n" +
 			"1h1m1s  123    orphan    t/1/0/a.log\n" +
@@ -67,7 +70,8 @@ func TestTierGC(t *testing.T) {
 	if want := `POST /v1/cloud_storage/gc {"dry_run":true}`; asked != want {
 		t.Errorf("asked %s, want %s", asked, want)
 	}
-	if got := keyhole(t, env, nil, "tier", "gc", "t", "--json"); got.code != exitDone || got.stdout != answer {
+	got, asked := run(answer, "t", "--json")
+	if got.code != exitDone || got.stdout != answer {
 		t.Errorf("got %+v", got)
 	}
 	if want := `POST /v1/cloud_storage/gc {"dry_run":false,"topic":"t"}`; asked != want {
@@ -75,7 +79,7 @@ func TestTierGC(t *testing.T) {
 	}
 
 	answer = `{"objects":[],"object_count":1,"object_bytes":5,"deleted":true,"failed":[{"topic":"t","partition":3,"error":"stored data is damaged"}]}`
-	got := keyhole(t, env, nil, "tier", "gc", "t", "3")
+	got, asked = run(answer, "t", "3")
 	if want := (result{exitFailed, "",
 		"deleted 1 object, 5 bytes, 1 of them not listed\nt/3 was left out: stored data is damaged\nkeyhole: clean up: 1 partition left out\n"}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -83,8 +87,7 @@ func TestTierGC(t *testing.T) {
 	if want := `POST /v1/cloud_storage/gc {"dry_run":false,"partition":3,"topic":"t"}`; asked != want {
 		t.Errorf("asked %s, want %s", asked, want)
 	}
-	answer = `{"objects":[],"object_count":0,"object_bytes":0,"deleted":true,"failed":[]}`
-	if got := keyhole(t, env, nil, "tier", "gc"); got != (result{exitDone, "", "deleted 0 objects, 0 bytes\n"}) {
+	if got, _ := run(nothing); got != (result{exitDone, "", "deleted 0 objects, 0 bytes\n"}) {
 		t.Errorf("got %+v", got)
 	}
 }
