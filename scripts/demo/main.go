@@ -6,7 +6,7 @@
 // directory, loads the source tree of the Go installation (key: path, value:
 // content), and the history of Apache Kafka's files if it finds that, evicts
 // everything to the object store, looks up one key in every state it can be in,
-// and then checks every key against its source, byte for byte. It exits with 1
+// compacts both tiers, and then checks every key against its source, byte for byte. It exits with 1
 // if a single one is wrong.
 package main
 
@@ -70,7 +70,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context, []*source) error{d.load, d.hot, d.evict, d.refused, d.cold, d.cached, d.absent, d.verify} {
+	for _, step := range []func(context.Context, []*source) error{d.load, d.hot, d.evict, d.refused, d.cold, d.cached, d.absent, d.compact, d.verify} {
 		if err := step(ctx, inputs); err != nil {
 			return err
 		}
@@ -195,4 +195,14 @@ func (d *demo) cached(ctx context.Context, _ []*source) error {
 func (d *demo) absent(ctx context.Context, _ []*source) error {
 	d.title("A key that does not exist: the index knows, the store is not asked")
 	return d.lookup(ctx, absent, http.StatusNotFound, "", 0)
+}
+
+func (d *demo) compact(ctx context.Context, inputs []*source) error {
+	d.title("Compact: what has been replaced or deleted goes, in both tiers, and no offset moves")
+	for _, in := range inputs {
+		if err := d.keyhole(ctx, nil, "tier", "compact", in.topic); err != nil {
+			return err
+		}
+	}
+	return nil
 }
