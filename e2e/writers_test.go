@@ -154,6 +154,10 @@ func (v pausedVariant) run(t *testing.T, backend string) {
 func sharedStore(t *testing.T, backend string) func() *store {
 	t.Helper()
 	t.Cleanup(client.CloseIdleConnections)
+	if backend == "dir" {
+		s := openStore(t, backend)
+		return func() *store { return s }
+	}
 	gateway := s3test.StartGateway(t)
 	return func() *store {
 		proxy := s3test.StartProxy(t, gateway.Endpoint)
