@@ -108,6 +108,11 @@ func (p *Partition) uploadSealed(ctx context.Context, log *locallog.Log, s *Sett
 			return err
 		}
 	}
+	if s.RemoteWrite { // also of a round whose reply was lost
+		if err := p.noteRemote(ctx, log); err != nil {
+			return err
+		}
+	}
 	p.setStoreTrouble(nil)
 	return nil
 }

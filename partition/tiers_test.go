@@ -207,6 +207,36 @@ func TestUploadFailureKeepsLocalData(t *testing.T) { // cases 7-02, 7-09
 	}
 }
 
+// A manifest whose reply was lost counts, so that what it names is evicted when the
+// eviction is repeated.
+func TestEvictAfterALostReply(t *testing.T) {
+	r := newRig(t)
+	p := r.open()
+	want := fill(t, p, "k", 20)
+	lost := 0
+	r.store.After(func(_ context.Context, c objstoretest.Call) error {
+		switch {
+		case c.Key[len(c.Key)-len("manifest.json"):] != "manifest.json":
+		case c.Op == objstoretest.OpPut, lost > 0 && c.Op == objstoretest.OpGet:
+			if lost++; lost <= 2 {
+				return objstore.ErrInvalid // not one to wait for
+			}
+		}
+		return nil
+	})
+	if _, err := p.Evict(t.Context(), 0); err == nil {
+		t.Fatal("evict succeeded although the reply was lost")
+	}
+	r.store.After(nil)
+	if _, err := p.Collect(t.Context(), true); err != nil { // looks at the manifest
+		t.Fatal(err)
+	}
+	if st := evict(t, p); *st.LocalStart != *st.HighWatermark {
+		t.Fatalf("local start %d, end %d", *st.LocalStart, *st.HighWatermark)
+	}
+	verify(t, p, want, nil)
+}
+
 func TestStoreAwayAtStart(t *testing.T) {
 	r := newRig(t)
 	p := r.open()
