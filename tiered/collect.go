@@ -96,6 +96,10 @@ func (t *Tier) Collect(ctx context.Context, o CollectOptions) (c Collected, err 
 	if err := t.manifest.Look(ctx); err != nil {
 		return c, err
 	}
+	// A claim that ran meanwhile kept Look from looking; it has looked itself.
+	if err := t.writable(ctx); err != nil {
+		return c, err
+	}
 	m := t.Snapshot()
 	err = t.collectReplaced(ctx, m, o, &c)
 	if err == nil {

@@ -182,8 +182,26 @@ func TestObjectsOfABegunUploadAreNoOrphans(t *testing.T) {
 		t.Errorf("calls %v", b.Calls())
 	}
 	wantClean(t, b)
-	// So are those of one that comes through between the listing and the look, by a
-	// clock of the store that is years behind.
+	// What retention has passed is not uploaded any more.
+	passed := build.numbered(5)
+	b.Before(func(_ context.Context, c objstoretest.Call) error {
+		if c.Op == objstoretest.OpPut && c.Key == ManifestKey(prefix) {
+			return objstore.ErrUnavailable
+		}
+		return nil
+	})
+	if _, err := n.Upload(t.Context(), []Source{passed}); !errors.Is(err, objstore.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	b.Before(nil)
+	if _, err := n.Truncate(t.Context(), 10, 10, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if c := collected(t, n, late); len(c.Objects) != 4 {
+		t.Errorf("collected %v", c.Objects)
+	}
+	// Neither are those of one that comes through between the listing and the look, by
+	// a clock of the store that is years behind.
 	next := build.numbered(5)
 	once := false
 	b.After(func(ctx context.Context, c objstoretest.Call) error {

@@ -161,7 +161,7 @@ func (t *Tier) openRun(ctx context.Context, seg *manifest.Segment) (*stream, err
 // there is a usable one, proves that the batches are where they were put.
 func (t *Tier) scanKeys(ctx context.Context, seg *manifest.Segment, fn func(key []byte, s keyState) error) error {
 	s := &stream{ctx: ctx, bucket: t.o.Bucket, key: LogKey(t.prefix, seg), end: seg.Size}
-	tab, err := t.table(ctx, seg)
+	tab, err := t.scanTable(ctx, seg)
 	if err != nil && !errors.Is(err, record.ErrCorrupt) {
 		return err
 	}

@@ -179,6 +179,25 @@ func (t *Tier) loadTable(ctx context.Context, seg *manifest.Segment) ([]byte, er
 	return raw, nil
 }
 
+// scanTable is table for who reads a segment front to back. It takes no place from
+// lookups, and waits for none.
+func (t *Tier) scanTable(ctx context.Context, seg *manifest.Segment) (table, error) {
+	if raw, err := t.localTable(seg); err == nil {
+		return table{raw}, nil
+	}
+	s := &stream{ctx: ctx, bucket: t.o.Bucket, key: IndexKey(t.prefix, seg), end: seg.TableBytes}
+	raw, err := s.next(seg.TableBytes)
+	if err != nil {
+		return table{}, err
+	}
+	tab, err := tableOf(raw, seg)
+	if err != nil {
+		return table{}, record.Corrupt(s.key, 0, err)
+	}
+	t.keepTable(seg, raw)
+	return tab, nil
+}
+
 // localTable reads the table on the local disk. A missing one is an error like
 // a damaged one, but a silent one.
 func (t *Tier) localTable(seg *manifest.Segment) ([]byte, error) {

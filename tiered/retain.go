@@ -29,6 +29,7 @@ func (t *Tier) Truncate(ctx context.Context, start, next int64, at time.Time) (m
 	err = t.commit(ctx, func(m *manifest.Manifest) (*manifest.Manifest, error) {
 		return m.Advance(next).Truncate(start, at)
 	})
+	t.forgetPending()
 	return t.Snapshot(), err
 }
 

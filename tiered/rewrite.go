@@ -263,7 +263,7 @@ func (t *Tier) readOld(ctx context.Context, old []manifest.Segment, w *rewriter,
 	m := t.Snapshot() // only its epochs count, and they do not change
 	for i := range old {
 		seg := &old[i]
-		tab, err := t.table(ctx, seg)
+		tab, err := t.scanTable(ctx, seg)
 		if err != nil {
 			return err
 		}

@@ -75,13 +75,19 @@ func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest,
 		}
 		return out.Advance(next), nil
 	})
-	m = t.Snapshot()
+	t.forgetPending()
+	return t.Snapshot(), errors.Join(failure, err)
+}
+
+// forgetPending drops uploads of what the bucket has, or has passed, by now. Who
+// calls it has the turn.
+func (t *Tier) forgetPending() {
+	next := t.Snapshot().Next()
 	for base, p := range t.pending {
-		if p.last < m.Next() {
+		if p.last < next {
 			delete(t.pending, base)
 		}
 	}
-	return m, errors.Join(failure, err)
 }
 
 // store puts the two objects of one segment into the bucket and its table onto

@@ -56,6 +56,9 @@ Put manifest.json
 	if got := trace(b.Calls()); got != want {
 		t.Fatalf("upload:\n%swant\n%s", got, want)
 	}
+	if len(n.pending) != 0 {
+		t.Error("uploads that came through are pending")
+	}
 	if n.LastCommit().IsZero() {
 		t.Error("no time of the last commit")
 	}
