@@ -5,16 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"keyhole/record"
-	"keyhole/tiered"
 )
 
 // compacting are settings under which compaction has something to do: many small
@@ -509,136 +504,5 @@ func TestCompactionLag(t *testing.T) {
 	}
 	if records, _ := remoteRecords(p); records != 60 {
 		t.Fatalf("%d records in the bucket, want all 60", records)
-	}
-}
-
-// compactionScript writes, evicts, compacts and restarts until it is through or the
-// power is off. It gives what each key may be.
-func compactionScript(r *rig, w *power, rng *rand.Rand) map[string][]answer {
-	may := map[string][]answer{}
-	p := r.start()
-	defer r.stop()
-	for step := range 60 {
-		if step%29 == 28 {
-			r.stop()
-			p = r.start()
-		}
-		select {
-		case <-p.Opened():
-		case <-w.cut:
-			return may
-		}
-		k := fmt.Sprintf("key-%03d", rng.IntN(8))
-		rec := record.Record{Key: []byte(k), Timestamp: int64(step)}
-		if rng.IntN(4) > 0 {
-			rec.Value = fmt.Appendf(nil, "%d %0*d", step, 1+rng.IntN(400), 0)
-		}
-		off, err := p.Append(context.Background(), []record.Record{rec})
-		a := answer{err: "not found"}
-		if rec.Value != nil {
-			a = answer{value: string(rec.Value), offset: off, time: int64(step)}
-		}
-		if err != nil {
-			a.offset = -1 // not known
-			may[k] = append(may[k], a)
-			return may
-		}
-		may[k] = []answer{a}
-		switch step % 10 {
-		case 4:
-			_, _ = p.Evict(context.Background(), rng.Int64N(3<<10))
-		case 7:
-			_, _ = p.Compact(context.Background())
-		case 9:
-			_, _ = p.Collect(context.Background(), false)
-		}
-	}
-	return may
-}
-
-func compactionCrashAt(t *testing.T, seed uint64, at int) int {
-	rng := rand.New(rand.NewPCG(seed, 1))
-	r := newRig(t)
-	r.settings = compacting()
-	r.settings.SegmentBytes = 1 << 10
-	w := &power{disk: r.fs.(*vfs.MemFS), cut: make(chan struct{})}
-	w.mu.at, w.mu.rng = at, rng
-	w.wire(r)
-	r.dying = at >= 0
-	may := compactionScript(r, w, rand.New(rand.NewPCG(seed, 2)))
-	w.mu.Lock()
-	after, steps := w.mu.after, w.mu.steps
-	w.mu.Unlock()
-	if after == nil {
-		after = w.disk
-	}
-	r.dying = false
-	r.store.Before(nil)
-	r.store.After(nil)
-	r.fs = after
-	r.isNew = len(may) == 0
-	keys := numbered(8)
-	verify := func(what string, p *Partition) map[string]answer {
-		t.Helper()
-		got := answers(t, p, keys)
-		for k, a := range got {
-			all := may[k]
-			if len(all) == 0 || all[0].offset == -1 && len(all) == 1 {
-				all = append(all, answer{err: "not found"}) // never written for sure
-			}
-			ok := false
-			for _, m := range all {
-				ok = ok || a.value == m.value && a.err == m.err && (m.offset == -1 || a.offset == m.offset)
-			}
-			if !ok {
-				t.Fatalf("%s: %s is %.80v, may be %.80v", what, k, a, all)
-			}
-		}
-		return got
-	}
-	want := verify("reopened", r.open())
-	if _, err := r.p.Collect(t.Context(), false); err != nil {
-		t.Fatal(err)
-	}
-	compact(t, r.p)
-	sameAnswers(t, "compacted again", verify("compacted again", r.p), want)
-	evict(t, r.p)
-	r.stop()
-	if err := r.fs.RemoveAll("/data/t/0/kv_index"); err != nil {
-		t.Fatal(err)
-	}
-	sameAnswers(t, "index built anew", answers(t, r.open(), keys), want)
-	r.stop()
-	b := r.other("node-b")
-	sameAnswers(t, "empty disk", answers(t, b.open(), keys), want)
-	if left, err := b.p.tier.Collect(t.Context(), tiered.CollectOptions{Orphans: true, Now: time.Now}); err != nil {
-		t.Fatal(err)
-	} else if _, err = b.p.tier.Collect(t.Context(), tiered.CollectOptions{Orphans: true, Now: time.Now, DryRun: true}); err != nil {
-		t.Fatal(err, left)
-	}
-	b.stop()
-	return steps
-}
-
-// The power goes off at every k-th step while both tiers are compacted (at a sample
-// of them unless KEYHOLE_CRASH_SEEDS asks for whole rounds).
-func TestPowerCutWhileCompacting(t *testing.T) {
-	seeds, sample := 1, 100
-	if n, err := strconv.Atoi(os.Getenv("KEYHOLE_CRASH_SEEDS")); err == nil {
-		seeds, sample = n, 0
-	}
-	for range seeds {
-		seed := rand.Uint64()
-		steps := compactionCrashAt(t, seed, -1)
-		stride := 1
-		if sample > 0 {
-			stride = steps/sample + 1
-		}
-		t.Logf("seed %d: %d steps, one in %d", seed, steps, stride)
-		for at := int(seed % uint64(stride)); at < steps; at += stride {
-			if !t.Run(fmt.Sprintf("seed=%d/step=%d", seed, at), func(t *testing.T) { compactionCrashAt(t, seed, at) }) {
-				return
-			}
-		}
 	}
 }

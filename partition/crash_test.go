@@ -61,6 +61,30 @@ func (w *power) wire(r *rig) {
 	r.store.After(func(context.Context, objstoretest.Call) error { return w.step() })
 }
 
+// newPower gives r a power that goes off at step at.
+func newPower(r *rig, rng *rand.Rand, at int) *power {
+	w := &power{disk: r.fs.(*vfs.MemFS), cut: make(chan struct{})}
+	w.mu.at, w.mu.rng = at, rng
+	w.wire(r)
+	r.dying = at >= 0
+	return w
+}
+
+// back gives r what is left of its disk, without the switch, and says how many steps
+// there were.
+func (w *power) back(r *rig) (steps int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r.fs = w.disk
+	if w.mu.after != nil {
+		r.fs = w.mu.after
+	}
+	r.dying = false
+	r.store.Before(nil)
+	r.store.After(nil)
+	return w.mu.steps
+}
+
 // history is what a client knows: the records that were acknowledged, by offset,
 // and the one whose fate an error left open.
 type history struct {
@@ -180,22 +204,10 @@ func crashAt(t *testing.T, seed uint64, at int) int {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	r := newRig(t)
 	r.settings.SegmentBytes = 2 << 10
-	w := &power{disk: r.fs.(*vfs.MemFS), cut: make(chan struct{})}
-	w.mu.at, w.mu.rng = at, rng
-	w.wire(r)
+	w := newPower(r, rng, at)
 	var h history
-	r.dying = at >= 0
 	h.script(r, w, rand.New(rand.NewPCG(seed, 2)))
-	w.mu.Lock()
-	after, steps := w.mu.after, w.mu.steps
-	w.mu.Unlock()
-	if after == nil {
-		after = w.disk
-	}
-	r.dying = false
-	r.store.Before(nil)
-	r.store.After(nil)
-	r.fs = after
+	steps := w.back(r)
 	// A topic whose partition never came to be is new again, as the catalog
 	// would say.
 	r.isNew = len(h.acked) == 0
@@ -210,24 +222,26 @@ func crashAt(t *testing.T, seed uint64, at int) int {
 	return steps
 }
 
-// The power goes off at every k-th step of the disk and the bucket (at a sample
-// of them unless KEYHOLE_CRASH_SEEDS asks for whole rounds).
-func TestPowerCutAtEveryStep(t *testing.T) {
-	seeds, sample := 1, 120
+// The power goes off at every k-th step of the disk and the bucket.
+func TestPowerCutAtEveryStep(t *testing.T) { atEveryStep(t, 120, crashAt) }
+
+// atEveryStep has crash cut the power at every step that it counts when it does not,
+// or at a sample of them unless KEYHOLE_CRASH_SEEDS asks for whole rounds.
+func atEveryStep(t *testing.T, sample int, crash func(t *testing.T, seed uint64, at int) (steps int)) {
+	seeds := 1
 	if n, err := strconv.Atoi(os.Getenv("KEYHOLE_CRASH_SEEDS")); err == nil {
 		seeds, sample = n, 0
 	}
 	for range seeds {
 		seed := rand.Uint64()
-		steps := crashAt(t, seed, -1)
+		steps := crash(t, seed, -1)
 		stride := 1
 		if sample > 0 {
 			stride = steps/sample + 1
 		}
 		t.Logf("seed %d: %d steps, one in %d", seed, steps, stride)
 		for at := int(seed % uint64(stride)); at < steps; at += stride {
-			ok := t.Run(fmt.Sprintf("seed=%d/step=%d", seed, at), func(t *testing.T) { crashAt(t, seed, at) })
-			if !ok {
+			if !t.Run(fmt.Sprintf("seed=%d/step=%d", seed, at), func(t *testing.T) { crash(t, seed, at) }) {
 				return
 			}
 		}
