@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -584,4 +585,46 @@ func TestReplicaFollowsAnIndexThatIsAskedFor(t *testing.T) {
 		_, err := find(t, serving(t, got, 0), 3)
 		return err == nil
 	})
+}
+
+// Whichever request fails, a topic of the bucket is served or not known yet, and
+// never said not to exist; and in the end it is served.
+func TestReplicaLooksAgainAfterAnyFault(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	w := startWriter(t, b)
+	for _, name := range []string{"a", "b"} {
+		create(t, w, name, 1, nil)
+	}
+	for k := int64(0); ; k++ {
+		rb := seenBy(b)
+		var calls atomic.Int64
+		rb.Before(func(_ context.Context, call objstoretest.Call) error {
+			if strings.HasSuffix(call.Key, "manifest.json") {
+				return nil // the partitions', at any time
+			}
+			if calls.Add(1) == k+1 {
+				return &objstore.OpError{Op: string(call.Op), Key: call.Key, Kind: objstore.ErrUnavailable}
+			}
+			return nil
+		})
+		r := newReplica(t, rb).start()
+		eventually(t, fmt.Sprintf("both topics after a fault of call %d", k), func() bool {
+			for _, name := range []string{"a", "b"} {
+				if _, err := r.Topic(name); errors.Is(err, ErrBucketUnknown) {
+					return false
+				} else if err != nil {
+					t.Fatalf("call %d: topic %s: %v", k, name, err)
+				}
+			}
+			return true
+		})
+		stop(t, r)
+		noWrites(t, rb)
+		if calls.Load() <= k {
+			if k < 6 {
+				t.Errorf("only %d calls were there to fail", k)
+			}
+			return
+		}
+	}
 }
