@@ -34,7 +34,8 @@ type RewriteOptions struct {
 	// asked about records without a key and those of transactions, which stay. An
 	// error ends Rewrite, which returns it.
 	Keep func(key []byte, offset int64, tombstone bool) (bool, error)
-	// Empty says that nothing is to stay, whatever Keep would say: nothing is read.
+	// Empty says that nothing is to stay, neither what Keep would keep nor what it is
+	// not asked about: nothing is read.
 	Empty bool
 	// Horizon is above every tombstone that goes though it is the latest record of
 	// its key; the manifest's DeleteHorizon is raised to it.
