@@ -177,8 +177,8 @@ func newScene(t *testing.T, seed uint64, killed bool) *scene {
 	w := newWorld(t, seed, cfg)
 	w.start()
 	w.switchOn()
-	w.createWith("t", 2)
-	w.createWith("u", 1)
+	w.createWith("t", 2, cfg.topic)
+	w.createWith("u", 1, cfg.topic)
 	fill := func(topic string, n, count int, key func(i int) int) {
 		m := w.topics[topic].parts[n]
 		for i := range count {
@@ -415,7 +415,7 @@ func TestDamage(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	synctest.Test(t, func(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
 		for _, killed := range []bool{false, true} {
 			s := newScene(t, seed, killed)
 			s.healthy()

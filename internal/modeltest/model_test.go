@@ -26,6 +26,9 @@ type topicModel struct {
 	id    string
 	props map[string]string // what was set
 	parts []*partModel
+	// followed says that the replica has had the time to see what is true of it,
+	// in fine weather.
+	followed bool
 }
 
 // partModel is what is true of a partition.
@@ -54,6 +57,16 @@ func (p *partModel) cut(next int64) {
 	}
 }
 
+// alive is the lowest offset below end of what a key has now; end if there is none.
+func (p *partModel) alive(end int64) int64 {
+	for _, off := range p.latest {
+		if off < end && p.recs[off].Value != nil {
+			end = off
+		}
+	}
+	return end
+}
+
 // world is a node and the model of it.
 type world struct {
 	*node
@@ -67,6 +80,8 @@ type world struct {
 	weather  weather
 	unsteady bool              // since the last start or change something may still be on its way
 	etags    map[string]string // entity tag → the record it was given for
+	tags     map[string]string // the other way round
+	replica  *replica          // nil: there has been none
 	trace    []string
 	steps    int
 }
@@ -168,10 +183,10 @@ func (w *world) status(t *topicModel, n int) (start int64, open bool) {
 	m.start = start
 	if st.CloudLast != nil {
 		m.durable = max(m.durable, *st.CloudLast+1)
-		if *st.CloudLast+1 < start || *st.CloudStart != 0 {
+		if oldest := m.alive(start); *st.CloudLast+1 < start || oldest < start && *st.CloudStart > oldest {
 			w.t.Fatalf("%s/%d: cloud has %d to %d, local start %d", t.name, n, *st.CloudStart, *st.CloudLast, start)
 		}
-	} else if start > 0 && !w.unsteady {
+	} else if m.alive(start) < start && !w.unsteady {
 		w.t.Fatalf("%s/%d: nothing in the cloud, local start %d", t.name, n, start)
 	}
 	if st.IndexLastApplied != nil && *st.IndexLastApplied+1 != m.next() {
@@ -289,7 +304,8 @@ func sameHeaders(a, b []record.Header) bool {
 	})
 }
 
-// tag demands that an entity tag never stands for two records.
+// tag demands that an entity tag never stands for two records, and that a record
+// keeps its tag, whoever answers and whatever was compacted or built anew.
 func (w *world) tag(t *topicModel, n int, off, epoch int64) {
 	w.t.Helper()
 	tag, rec := w.topic(t).ETag(int32(n), epoch, off), &t.parts[n].recs[off]
@@ -297,7 +313,10 @@ func (w *world) tag(t *topicModel, n int, off, epoch int64) {
 	if was, ok := w.etags[tag]; ok && was != is {
 		w.t.Fatalf("entity tag %s is of %s and was of %s", tag, is, was)
 	}
-	w.etags[tag] = is
+	if was, ok := w.tags[is]; ok && was != tag {
+		w.t.Fatalf("entity tag of %s is %s and was %s", is, tag, was)
+	}
+	w.etags[tag], w.tags[is] = is, tag
 }
 
 // verify looks every key up that there ever was, and some that there was not.
@@ -317,7 +336,7 @@ func (w *world) verify() {
 func newWorld(t *testing.T, seed uint64, cfg config) *world {
 	w := &world{
 		node: newNode(t, seed, !cfg.noStore), rng: rand.New(rand.NewPCG(seed, 0)), cfg: cfg, seed: seed,
-		topics: make(map[string]*topicModel), cluster: make(map[string]any), etags: make(map[string]string),
+		topics: make(map[string]*topicModel), cluster: make(map[string]any), etags: make(map[string]string), tags: make(map[string]string),
 	}
 	return w
 }
@@ -325,6 +344,9 @@ func newWorld(t *testing.T, seed uint64, cfg config) *world {
 // close shows how it came to a failure, if there is one, and ends what runs.
 func (w *world) close() {
 	w.report()
+	if w.replica != nil && w.replica.c != nil {
+		_ = w.replica.c.Close(context.Background()) // the test has failed
+	}
 	if w.c != nil {
 		_ = w.c.Close(context.Background()) // the test has failed
 	}

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,34 +72,13 @@ func (s *sky) strikes(back bool, c objstoretest.Call) error {
 	return &objstore.OpError{Op: string(c.Op), Key: c.Key, Kind: kind}
 }
 
-// process is what one run of a node has of the bucket. After a crash nothing of
-// it reaches the bucket any more.
-type process struct {
-	objstore.Bucket
-	dead atomic.Bool
-}
-
-func (p *process) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond objstore.Condition) (string, error) {
-	if p.dead.Load() {
-		return "", &objstore.OpError{Op: "put", Key: key, Kind: objstore.ErrUnavailable}
-	}
-	return p.Bucket.Put(ctx, key, body, size, cond)
-}
-
-func (p *process) Delete(ctx context.Context, key string) error {
-	if p.dead.Load() {
-		return &objstore.OpError{Op: "delete", Key: key, Kind: objstore.ErrUnavailable}
-	}
-	return p.Bucket.Delete(ctx, key)
-}
-
 // node is one node: its disk, its bucket and the catalog that is open on them.
 type node struct {
 	t       *testing.T
 	fs      *vfs.MemFS
 	bucket  *objstoretest.Faulty // nil: no store
 	sky     *sky
-	process *process
+	power   *power               // of this run
 	metrics *prometheus.Registry // of this run
 	log     logs
 	c       *catalog.Catalog // nil: stopped
@@ -153,14 +130,14 @@ func (n *node) start() {
 
 func (n *node) open() error {
 	n.metrics = prometheus.NewRegistry()
+	n.power = &power{disk: n.fs}
 	o := catalog.Options{
-		DataDir: dataDir, FS: n.fs,
+		DataDir: dataDir, FS: n.power.fs(),
 		Logger:     slog.New(slog.NewTextHandler(&n.log, nil)),
 		Registerer: n.metrics,
 	}
 	if n.bucket != nil {
-		n.process = &process{Bucket: n.bucket}
-		o.Bucket = n.process
+		o.Bucket = &process{n.bucket, n.power}
 	}
 	c, err := catalog.Open(context.Background(), o)
 	if err != nil {
@@ -200,19 +177,15 @@ func (n *node) stop() {
 	}
 }
 
-// crash leaves of the disk what a power cut would, and nothing of the process.
+// crash leaves of the disk what a power cut would, and nothing of the process. If
+// the power is off already, it is what was left then.
 func (n *node) crash(rng *rand.Rand) {
 	n.t.Helper()
-	after := n.fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
-	if n.bucket != nil {
-		n.process.dead.Store(true)
-	}
+	n.power.off(rng)
 	c := n.c
 	n.c = nil
-	if err := c.Close(context.Background()); err != nil {
-		n.t.Fatalf("close after the crash: %v", err)
-	}
-	n.fs = after
+	_ = c.Close(context.Background()) // it finds a disk that refuses
+	n.fs = n.power.left()
 }
 
 // check reads both tiers of the stopped node and demands that nothing is

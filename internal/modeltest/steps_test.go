@@ -38,6 +38,10 @@ var steps = []step{
 	{"weather", 12, (*world).change},
 	{"restart", 6, func(w *world) { w.restart("restart", func() {}) }},
 	{"crash", 7, (*world).powerCut},
+	{"compact", 20, (*world).compact},
+	{"collect", 10, (*world).collect},
+	{"crash at work", 10, (*world).cutShort},
+	{"replica", 35, (*world).askReplica},
 	{"lose derived files", 5, (*world).loseDerived},
 	{"new disk", 2, (*world).newDisk},
 	{"topic anew", 5, (*world).topicAnew},
@@ -70,6 +74,7 @@ func (w *world) run(n int) {
 	}
 	w.note("end")
 	w.checkAll()
+	w.stopReplica()
 	w.stop()
 }
 
@@ -80,6 +85,7 @@ func (w *world) switchOn() {
 	w.unsteady = true
 	w.feature = true
 	maps.Copy(w.cluster, map[string]any{"kv_index_enabled": "true", "kv_index_remote_read_enabled": "true"})
+	w.cluster["cloud_storage_gc_grace_ms"] = 60_000
 	maps.Copy(w.cluster, w.cfg.cluster)
 	if err := w.c.SetFeature(context.Background(), catalog.FeatureIndex, catalog.StateActive); err != nil {
 		w.t.Fatal(err)
@@ -127,17 +133,24 @@ func (w *world) pick() (*topicModel, int) {
 
 func (w *world) create(name string) {
 	w.t.Helper()
-	w.createWith(name, 1+w.rng.IntN(w.cfg.partitions))
+	props := make(map[string]string)
+	for _, name := range compactionProps {
+		if values := topicValues[name]; w.rng.IntN(2) == 0 {
+			props[name] = values[w.rng.IntN(len(values))]
+		}
+	}
+	maps.Copy(props, w.cfg.topic)
+	w.createWith(name, 1+w.rng.IntN(w.cfg.partitions), props)
 }
 
-func (w *world) createWith(name string, parts int) {
+func (w *world) createWith(name string, parts int, configs map[string]string) {
 	w.t.Helper()
 	if w.indexHidden() {
 		w.showIndex()
 	}
 	props := map[string]string{"redpanda.kv.index.enabled": "true"}
-	maps.Copy(props, w.cfg.topic)
-	w.note("create %s with %d partitions", name, parts)
+	maps.Copy(props, configs)
+	w.note("create %s with %d partitions, %v", name, parts, configs)
 	got, err := w.c.CreateTopic(context.Background(), name, int32(parts), props)
 	if w.weather != fine && errors.Is(err, catalog.ErrBucketUnknown) {
 		return
@@ -432,6 +445,7 @@ func (w *world) setTopic(t *topicModel, name, value string) {
 		w.t.Fatalf("set %s of %s: %v", name, t.name, err)
 	}
 	t.props[name] = value
+	t.followed = false
 	if name == "redpanda.kv.index.enabled" {
 		w.unsteady = true
 		w.calm()
@@ -447,7 +461,15 @@ var topicValues = map[string][]string{
 	"flush.ms":                     {"0", "50"},
 	"max.message.bytes":            {"8388608", "1500"},
 	"keyhole.partitioner":          {"murmur2", "crc32", "fnv1a", "any"},
+
+	"min.cleanable.dirty.ratio":       {"0", "0.1", "0.5", "1"},
+	"delete.retention.ms":             {"0", "2000", "86400000"},
+	"min.compaction.lag.ms":           {"0", "0", "5000"},
+	"keyhole.remote.compression.type": {"producer", "none", "gzip", "snappy", "lz4", "zstd"},
 }
+
+// compactionProps are drawn for every new topic, so that short worlds have them too.
+var compactionProps = []string{"min.cleanable.dirty.ratio", "delete.retention.ms", "min.compaction.lag.ms", "keyhole.remote.compression.type"}
 
 func (w *world) alterTopic() {
 	w.t.Helper()
@@ -471,6 +493,7 @@ var clusterValues = map[string][]any{
 	"cloud_storage_cache_chunk_size": {16 << 10, 64 << 10, 1 << 20},
 	"kv_index_max_remote_reads":      {1, 64},
 	"kv_index_lookup_timeout_ms":     {1000, 5000},
+	"cloud_storage_gc_grace_ms":      {5000, 60_000, 3_600_000},
 }
 
 func (w *world) alterCluster() {
@@ -511,6 +534,7 @@ func (w *world) change() {
 		return
 	}
 	w.weather = weather(1 + w.rng.IntN(3))
+	w.unfollowed()
 	w.note("weather: %v", w.weather)
 	w.sky.set(w.weather)
 }
@@ -645,6 +669,16 @@ func (w *world) checkAll() {
 	w.note("check")
 	w.clear()
 	w.verify()
+	w.tidy()
+	if w.replica != nil && len(w.topics) > 0 {
+		w.openReplica()
+		w.follow()
+		for _, name := range slices.Sorted(maps.Keys(w.topics)) {
+			for n := range w.topics[name].parts {
+				w.askAll(w.topics[name], n)
+			}
+		}
+	}
 	w.restart("check", func() {
 		sum, keys := w.check(), int64(0)
 		for _, t := range w.topics {

@@ -14,7 +14,8 @@ import (
 	"keyhole/tiered"
 )
 
-// storm lets writers, readers and evictions loose on one partition at once. Each
+// storm lets writers, readers, evictions, compactions and clean-ups loose on one
+// partition at once, and readers of the replica beside it. Each
 // key has one writer, so that what a reader may see is known: what was there
 // before, or one of that writer's values, and never an older one than before.
 func (w *world) storm() {
@@ -40,6 +41,21 @@ func (w *world) storm() {
 		reading.Go(func() { s.read(rand.New(rand.NewPCG(seed, 0)), writers, done) })
 	}
 	reading.Go(func() { s.shrink(done) })
+	if w.rng.IntN(2) == 0 {
+		reading.Go(func() { s.compact(done) })
+	}
+	if w.weather == fine && w.replica != nil && w.replica.c != nil && t.followed {
+		if p := w.replicaPartition(t, n, true); p != nil {
+			from := &stormy{w: w, t: t, p: p, remote: s.remote, indexed: flag(t.props, "redpanda.kv.index.enabled", false), before: s.before, replica: true}
+			seed := w.rng.Uint64()
+			reading.Go(func() {
+				from.read(rand.New(rand.NewPCG(seed, 0)), writers, done)
+				if from.err != nil {
+					s.fail(fmt.Errorf("replica: %w", from.err))
+				}
+			})
+		}
+	}
 	writing.Wait()
 	close(done)
 	reading.Wait()
@@ -69,6 +85,7 @@ type stormy struct {
 	p               *partition.Partition
 	remote, indexed bool
 	before          map[string]*record.Record
+	replica         bool // it may be behind what was before
 
 	mu      sync.Mutex
 	written []record.Record
@@ -128,11 +145,11 @@ func (s *stormy) judge(key string, last map[string]int64, res partition.Result, 
 		if at, seen := last[key]; seen {
 			return fmt.Errorf("vanished after offset %d", at)
 		}
-		if before != nil && before.Value != nil {
+		if before != nil && before.Value != nil && !s.replica {
 			return errors.New("vanished")
 		}
 		return nil
-	case errors.Is(err, partition.ErrRemoteReadDisabled) && !s.remote,
+	case errors.Is(err, partition.ErrRemoteReadDisabled) && (!s.remote || s.replica && !flag(s.t.props, "redpanda.remote.read", true)),
 		errors.Is(err, partition.ErrNotIndexed) && !s.indexed, s.w.excused(err),
 		errors.Is(err, tiered.ErrOverloaded) && s.w.cluster["kv_index_max_remote_reads"] == 1:
 		return nil
@@ -143,6 +160,9 @@ func (s *stormy) judge(key string, last map[string]int64, res partition.Result, 
 		return fmt.Errorf("went back from offset %d to %d", at, res.Offset)
 	}
 	last[key] = res.Offset
+	if s.replica && bytes.IndexByte(res.Value, ':') > 0 {
+		return nil // of this storm, or one before
+	}
 	if before != nil && before.Value != nil && bytes.Equal(before.Value, res.Value) {
 		return nil
 	}
@@ -167,5 +187,26 @@ func (s *stormy) shrink(done chan struct{}) {
 			return
 		}
 		s.w.c.TrimCache()
+	}
+}
+
+// compact compacts and cleans up as fast as it can.
+func (s *stormy) compact(done chan struct{}) {
+	for {
+		select {
+		case <-done:
+			return
+		default:
+		}
+		_, err := s.p.Compact(context.Background())
+		if err == nil && s.w.bucket != nil {
+			_, err = s.p.Collect(context.Background(), false)
+		}
+		if err != nil {
+			if !s.w.excused(err) {
+				s.fail(fmt.Errorf("compact: %w", err))
+			}
+			return
+		}
 	}
 }
