@@ -13,7 +13,6 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"keyhole/manifest"
-	"keyhole/objstore"
 	"keyhole/objstore/objstoretest"
 	"keyhole/record"
 )
