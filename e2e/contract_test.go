@@ -21,9 +21,7 @@ const (
 // went through, every key has the answer that its last write gave it; and so it has
 // when the index is built anew, and on a disk that knows nothing but the bucket.
 func TestCompactionContract(t *testing.T) {
-	for _, backend := range []string{"minio", "dir"} {
-		t.Run(backend, func(t *testing.T) { compactionContract(t, openStore(t, backend)) })
-	}
+	twoBackends(t, compactionContract)
 }
 
 func compactionContract(t *testing.T, s *store) {

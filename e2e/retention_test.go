@@ -15,7 +15,7 @@ const (
 // retention.ms: the oldest segments go, whole ones, from the bucket and from the
 // local log, and no node says anything else afterwards, whatever it has lost.
 func TestRetention(t *testing.T) {
-	for _, backend := range []string{"aws", "dir"} {
+	for _, backend := range []string{"minio", "dir"} {
 		t.Run(backend, func(t *testing.T) { retention(t, sharedStore(t, backend)) })
 	}
 }
@@ -53,13 +53,24 @@ func retention(t *testing.T, newStore func() *store) {
 	if size < retainedBytes || size > retainedBytes+2*retainedSegment || start < retainedKeys/2 {
 		t.Errorf("%d bytes are left from offset %d on, want %d and at most a segment more", size, start, retainedBytes)
 	}
-	wantRetained := func(when string, n *node, start int64) map[string]full {
+	// read gives the answers of all keys. That a record is not retained becomes that
+	// there is none once the index has forgotten it, which is a matter of time.
+	read := func(n *node) map[string]full {
 		t.Helper()
 		answers := n.readAll("t", keys)
+		for key, a := range answers {
+			if a.status == 404 && (a.reason == "key_not_found" || a.reason == "not_retained") {
+				answers[key] = full{status: 404}
+			}
+		}
+		return answers
+	}
+	wantRetained := func(when string, n *node, start int64) map[string]full {
+		t.Helper()
+		answers := read(n)
 		for i, key := range keys {
 			a := answers[key]
-			gone := a.status == 404 && (a.reason == "key_not_found" || a.reason == "not_retained")
-			if here := a.status == 200 && a.body == string(coldValue(i)); here != (int64(i) >= start) || !here && !gone {
+			if here := a.status == 200 && a.body == string(coldValue(i)); here != (int64(i) >= start) || !here && a != (full{status: 404}) {
 				t.Fatalf("%s: %s, with all from offset %d on retained: %.200q", when, key, start, fmt.Sprint(a))
 			}
 		}
@@ -76,13 +87,13 @@ func retention(t *testing.T, newStore func() *store) {
 	replica.reaches(t, l, next, replicaStale)
 	wantAll(t, "at a replica", wantRetained("at a replica", replica, start), answers)
 	n.restart()
-	wantAll(t, "after a restart", n.readAll("t", keys), answers)
+	wantAll(t, "after a restart", read(n), answers)
 	n.evict("t", 1)
 	n.kill()
 	n.dropIndexes(t, 1)
 	n.start()
 	n.waitReady()
-	wantAll(t, "without the index directory", n.readAll("t", keys), answers)
+	wantAll(t, "without the index directory", read(n), answers)
 
 	// Age takes what is left, but nothing that was not sealed before.
 	if a := n.do("PUT", n.kv("t", "young"), nil, []byte("here")); a.status != 200 || a.header.Get("X-Kv-Offset") != fmt.Sprint(retainedKeys) {

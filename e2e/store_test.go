@@ -35,6 +35,14 @@ func eachBackend(t *testing.T, test func(t *testing.T, s *store)) {
 	}
 }
 
+// twoBackends is eachBackend for tests that are long, and that no client of S3 makes
+// a difference to.
+func twoBackends(t *testing.T, test func(t *testing.T, s *store)) {
+	for _, name := range []string{"aws", "dir"} {
+		t.Run(name, func(t *testing.T) { test(t, openStore(t, name)) })
+	}
+}
+
 // openStore is a new, empty store.
 func openStore(t testing.TB, backend string) *store {
 	t.Helper()
