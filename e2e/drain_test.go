@@ -41,7 +41,7 @@ func TestDrainUnderLoad(t *testing.T) {
 	n.evict(coldTopic, 1)
 	l := newLedger("t", fmt.Sprint(seed), killKeys)
 
-	var stopping, closing atomic.Bool
+	var stopping atomic.Pointer[time.Time] // since when
 	refused := refusals{byKind: map[string]int{}}
 	clients := l.runLoad(n, seed, 4, 4, killPartitions, func(op string, a answer, err error) {
 		if op == "evict" { // a chore may be given up
@@ -49,9 +49,9 @@ func TestDrainUnderLoad(t *testing.T) {
 		}
 		kind, fair := refusal(a, err)
 		refused.add(kind)
-		if !fair || !stopping.Load() {
+		if since := stopping.Load(); !fair || since == nil {
 			t.Errorf("%s: %s before the stop or not a refusal: %v %v", op, kind, a, err)
-		} else if !closing.Load() {
+		} else if time.Since(*since) < drainWindow {
 			t.Errorf("%s: %s while the drain window is open: %v %v", op, kind, a, err)
 		}
 	})
@@ -91,17 +91,15 @@ func TestDrainUnderLoad(t *testing.T) {
 		}
 	}
 
-	stopping.Store(true)
-	n.terminate()
 	term := time.Now()
+	stopping.Store(&term)
+	n.terminate()
 	poll(t, drainWindow/2, "readiness goes", func() bool {
 		a, err := n.try("GET", n.admin+"/v1/status/ready", nil, nil)
 		return err == nil && a.status == 503
 	})
 	unready := time.Since(term)
-	// Refusals are fair from the end of the window on, less what the test is late.
-	pause(t.Context(), time.Until(term.Add(drainWindow-100*time.Millisecond)))
-	closing.Store(true)
+	pause(t.Context(), time.Until(term.Add(drainWindow)))
 	poll(t, time.Minute, "no new connections are taken", func() bool {
 		c, err := net.DialTimeout("tcp", n.data[len("http://"):], time.Second)
 		if err != nil {
