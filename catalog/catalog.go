@@ -196,6 +196,7 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 		c.wg.Go(c.attach)
 		c.wg.Go(c.keep)
 		c.wg.Go(c.watch)
+		c.wg.Go(c.watchDeletions)
 		if !o.noSweeper {
 			c.wg.Go(c.sweep)
 		}

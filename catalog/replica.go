@@ -209,15 +209,11 @@ func (f *follower) discover(ctx context.Context) ([]*foundTopic, error) {
 }
 
 func (f *follower) read(ctx context.Context, t *foundTopic, old seenTopic) (etag string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, getPatience)
-	defer cancel()
-	key := topicObject(t.name, t.id)
-	b, etag, err := f.c.getIfChanged(ctx, key, old.etag)
-	if errors.Is(err, objstore.ErrNotModified) {
+	etag, changed, err := f.c.readTopicIfChanged(ctx, t, old.etag)
+	if err == nil && !changed {
 		t.data = old.data
-		return old.etag, nil
 	}
-	return etag, t.fill(key, b, err)
+	return etag, err
 }
 
 // mirror makes the topics here those of the bucket:

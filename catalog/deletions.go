@@ -1,0 +1,80 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"keyhole/objstore"
+)
+
+// deletionPace is how often the bucket is asked, at most and at least, whether
+// another node has deleted a topic that is served here; in between it is a
+// quarter of the grace period. Once that is over the topic's objects go, and cold
+// lookups of a node that does not know would find them missing.
+const (
+	maxDeletionPace = 10 * time.Minute
+	minDeletionPace = 10 * time.Second
+)
+
+func deletionPace(grace time.Duration) time.Duration {
+	return min(maxDeletionPace, max(minDeletionPace, grace/4))
+}
+
+// watchDeletions is the goroutine that asks. It begins once the bucket has proved
+// to be ours.
+func (c *Catalog) watchDeletions() {
+	select {
+	case <-c.remote.verified:
+	case <-c.ctx.Done():
+		return
+	}
+	var seen map[string]string
+	for {
+		c.pause(jitter(deletionPace(c.switches.Load().grace)), nil)
+		if c.ctx.Err() != nil {
+			return
+		}
+		var err error
+		if seen, err = c.lookForDeletions(c.ctx, seen); err != nil && c.ctx.Err() == nil {
+			c.o.Logger.Warn("cannot find out whether topics were deleted through another node; will try again", "err", err)
+		}
+	}
+}
+
+// lookForDeletions asks about all topics, one after the other, and deletes those
+// that the bucket marks as deleted. seen has the ETags of descriptions by id, so
+// that one which has not changed costs a request without a body; the result has
+// them for the next time.
+func (c *Catalog) lookForDeletions(ctx context.Context, seen map[string]string) (map[string]string, error) {
+	now := make(map[string]string)
+	var errs []error
+	for _, t := range c.Topics() {
+		f := &foundTopic{name: t.name, id: t.id}
+		etag, _, err := c.readTopicIfChanged(ctx, f, seen[t.id])
+		if err != nil {
+			errs = append(errs, err)
+			if ctx.Err() != nil || storeWide(err) {
+				break
+			}
+			continue
+		}
+		now[t.id] = etag
+		errs = append(errs, c.deleteMarked(ctx, []*foundTopic{f}))
+	}
+	return now, errors.Join(errs...)
+}
+
+// readTopicIfChanged is readTopicObject, but leaves f as it is while the
+// description has the given ETag, which may be empty: that of no description. It
+// gives the ETag to ask with next time.
+func (c *Catalog) readTopicIfChanged(ctx context.Context, f *foundTopic, etag string) (newETag string, changed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, getPatience)
+	defer cancel()
+	key := topicObject(f.name, f.id)
+	b, newETag, err := c.getIfChanged(ctx, key, etag)
+	if errors.Is(err, objstore.ErrNotModified) {
+		return etag, false, nil
+	}
+	return newETag, true, f.fill(key, b, err)
+}
