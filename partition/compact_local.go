@@ -64,15 +64,24 @@ func (p *Partition) compactBeforeUpload(ctx context.Context, segs []locallog.Seg
 	return nil
 }
 
-// compactLocal compacts what is sealed and not waiting for an upload. What has been
-// replaced anywhere goes: only this node reads the local log, and its index is at
-// the head.
+// compactLocal compacts what is sealed and will not be uploaded any more. What has
+// been replaced anywhere goes: only this node reads the local log, and its index is
+// at the head. Of a topic whose uploads are switched off, what the bucket does not
+// have is compacted as if it were about to be uploaded, which it may be at any time.
 func (p *Partition) compactLocal(ctx context.Context, v *view, s *Settings, stats *CompactionStats) error {
-	var segs []locallog.SegmentInfo
+	var segs, waiting []locallog.SegmentInfo
 	for _, seg := range v.log.Segments() {
-		waiting := s.RemoteWrite && p.tier != nil && seg.NextKafka > p.tier.Snapshot().Next()
-		if seg.Sealed && !waiting && p.now().Sub(seg.SealedAt) >= s.CompactionLag {
+		switch {
+		case !seg.Sealed:
+		case p.tier != nil && seg.NextKafka > p.tier.Snapshot().Next():
+			waiting = append(waiting, seg)
+		case p.now().Sub(seg.SealedAt) >= s.CompactionLag:
 			segs = append(segs, seg)
+		}
+	}
+	if !s.RemoteWrite {
+		if err := p.compactBeforeUpload(ctx, waiting, s, stats); err != nil {
+			return err
 		}
 	}
 	if len(segs) == 0 {

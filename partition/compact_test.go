@@ -215,6 +215,50 @@ func TestCompactionBeforeUploadLooksNoFurtherThanTheBucket(t *testing.T) {
 	sameAnswers(t, "bucket alone", answers(t, r.other("node-b").open(), keys), want)
 }
 
+// What is compacted while uploads are switched off may be uploaded later, and then
+// no manifest may lack what only a later one replaces.
+func TestCompactionWithUploadsSwitchedOff(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.RemoteWrite = false
+	p := r.open()
+	keys := numbered(10)
+	states := map[int64]map[string]answer{0: answers(t, p, keys)}
+	for round := range 12 {
+		for i, k := range keys {
+			if (round+i)%5 == 0 {
+				del(t, p, k)
+			} else {
+				put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+			}
+		}
+		if err := p.log.Load().Roll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		states[p.log.Load().State().HighWatermark] = answers(t, p, keys)
+	}
+	compact(t, p)
+	s := r.settings
+	s.RemoteWrite, s.DirtyRatio = true, 2
+	p.Configure(s)
+	for more := true; more; {
+		if err := p.enter(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		more, err = p.uploadGroup(t.Context(), p.log.Load(), &s, new(CompactionStats))
+		p.leave()
+		if err != nil {
+			t.Fatal(err)
+		}
+		replica := r.other("replica")
+		replica.options = func(o *Options) { o.Replica = true }
+		next := p.tier.Snapshot().Next()
+		sameAnswers(t, fmt.Sprintf("bucket up to %d", next), answers(t, replica.open(), keys), states[next])
+		replica.stop()
+	}
+}
+
 // Tombstones stay for delete.retention.ms, and as long as anything older is left.
 func TestTombstonesGoLast(t *testing.T) {
 	r := newRig(t)
