@@ -266,6 +266,9 @@ func TestCompactedDamage(t *testing.T) {
 // A deletion that the local log alone has lost comes back with the next rebuild.
 func TestDeletionLost(t *testing.T) {
 	w := busy(t)
+	none := w.clone(t)
+	none.drop("k61") // its only record is the tombstone at offset 227
+	none.check().only(t, "nothing at all")
 	w.drop("k13")
 	w.check().expect(t, []want{{Damage, "0/log", `key "k13": the bucket has its record at offset 262, the local log`}})
 }
@@ -360,6 +363,7 @@ func TestRetentionWithoutBucket(t *testing.T) {
 	})
 	alone := func(o *Options) { o.Bucket = nil }
 	w.check(alone).only(t, "nothing is wrong")
+	w.check().only(t, "does not have the topic's description yet")
 	w.index(func(_ *index.Index, b *index.Batch) { b.Set([]byte("zz"), 1) })
 	w.check(alone).expect(t, []want{{Note, "kv_index", "1 entries of records below"}})
 }

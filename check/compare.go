@@ -45,12 +45,10 @@ func (p *part) replaySegment(ctx context.Context, seg *manifest.Segment) error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", errScratch, err)
 		}
-		switch {
-		case have.offset < offset && (!tombstone || have.live()) && p.localAnswers(offset):
+		// A deletion that hides nothing is not missed.
+		if have.offset < offset && (!tombstone || have.live()) && p.localAnswers(offset) {
 			p.differing.report(p.c, Local, p.path(logDir), key, "the bucket has its record at offset %d, the local log, which begins at %d, has neither that nor a newer one",
 				offset, p.log.LocalStart)
-		case have.offset == offset && have.tombstone != tombstone:
-			p.differing.report(p.c, Local, p.path(logDir), key, "its record at offset %d has a value in one tier and none in the other", offset)
 		}
 		return p.replay.bucket(key, have, offset, tombstone)
 	})
@@ -126,7 +124,8 @@ func (p *part) compare() error {
 // Of keys with a newer record nothing is known here.
 func (p *part) alone(key []byte, want state) {
 	m := p.bucketManifest
-	if m == nil || want.offset < 0 || want.offset >= m.Next() || want.inBucket == latest || reaches(p.remoteBad, want.offset-1) || len(p.moved) > 0 {
+	if m == nil || want.offset < 0 || want.offset >= m.Next() || want.inBucket == latest ||
+		reaches(p.remoteBad, want.offset-1) || reaches(p.moved, want.offset-1) {
 		return
 	}
 	switch {
@@ -237,11 +236,9 @@ func (p *part) unreadable() []locallog.Range {
 	if v := p.log; v != nil {
 		start = v.LocalStart
 		for _, r := range v.Unreadable {
-			if r.Next > end {
-				out = append(out, locallog.Range{From: max(r.From, end), Next: r.Next})
-			}
+			out = append(out, locallog.Range{From: max(r.From, end), Next: r.Next}) // may be empty
 			for _, b := range bad {
-				out = append(out, locallog.Range{From: max(r.From, b.From), Next: min(r.Next, b.Next)}) // may be empty
+				out = append(out, locallog.Range{From: max(r.From, b.From), Next: min(r.Next, b.Next)}) // likewise
 			}
 		}
 	}
