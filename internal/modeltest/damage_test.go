@@ -62,7 +62,7 @@ func (s *scene) kind(p place) string {
 		return "Pebble " + pebbleKind(base)
 	case strings.HasSuffix(base, ".table"):
 		return "chunk table"
-	case base == "clean-stop":
+	case base == "clean-stop", base == "compacted":
 		return base
 	case strings.HasSuffix(base, ".index"):
 		return "sparse index"
@@ -137,6 +137,7 @@ var promises = map[string]promise{
 	"remote index object":               heals,
 	"chunk table":                       heals,
 	"clean-stop":                        heals,
+	"compacted":                         heals,
 	"sparse index":                      heals,
 	"local segment, also in the bucket": heals,
 	"local segment, sealed":             partly,
@@ -149,8 +150,8 @@ var promises = map[string]promise{
 	"Pebble log":                        heals,
 }
 
-// idle are files that nothing is read from.
-var idle = map[string]bool{"Pebble log": true, "Pebble OPTIONS": true}
+// idle are files that nothing is read from, or nothing that matters to an answer.
+var idle = map[string]bool{"Pebble log": true, "Pebble OPTIONS": true, "compacted": true}
 
 // rested are files and objects of which damage shows only when a lookup, or a
 // rebuild, needs them; and check tells.
@@ -161,6 +162,7 @@ var rested = map[string]bool{"remote log object": true, "remote index object": t
 type scene struct {
 	*world
 	killed  bool            // it did not stop cleanly
+	compact bool            // both tiers were compacted
 	hot     map[string]bool // the newest record of which keys is on disk
 	what    string          // was done to it
 	lost    bool            // the index of the partition that is damaged is gone too
@@ -169,8 +171,9 @@ type scene struct {
 
 // newScene makes topic "t", whose partition 0 has records in the bucket alone, in
 // both tiers and on disk alone, newer ones hiding older ones in each; and
-// neighbours: its partition 1 and topic "u".
-func newScene(t *testing.T, seed uint64, killed bool) *scene {
+// neighbours: its partition 1 and topic "u". With compact, the bucket and the local
+// log were compacted in between, and hold what later records hide all the same.
+func newScene(t *testing.T, seed uint64, killed, compact bool) *scene {
 	t.Helper()
 	cfg := config{topics: 0, partitions: 1, keys: 24, valueBytes: 200,
 		topic: map[string]string{"segment.bytes": "2048", "retention.local.target.ms": "-1"}}
@@ -200,10 +203,22 @@ func newScene(t *testing.T, seed uint64, killed bool) *scene {
 	fill("t", 0, 30, func(i int) int { return i })
 	w.evictTo("t", 0, 0)
 	fill("t", 0, 12, func(i int) int { return 3 * i })
+	if compact {
+		w.compactNow("t", 0)
+		fill("t", 0, 10, func(i int) int { return 3*i + 1 })
+	}
 	w.evictTo("t", 0, 4<<10) // uploads what is sealed and keeps some of it
 	w.setTopic(w.topics["t"], "redpanda.remote.write", "false")
 	fill("t", 0, 22, func(i int) int { return 5 + 3*i })
-	s := &scene{world: w, killed: killed, hot: make(map[string]bool)}
+	if compact {
+		w.compactNow("t", 0)
+		fill("t", 0, 12, func(i int) int { return 2 * i })
+	}
+	m := w.manifest(w.topics["t"], 0)
+	if records, _ := recordsOf(m); compact == (records == m.Next()) {
+		w.t.Errorf("compacted %v, and the bucket has %d records of offsets up to %d", compact, records, m.Next())
+	}
+	s := &scene{world: w, killed: killed, compact: compact, hot: make(map[string]bool)}
 	for name, t := range w.topics {
 		for n, m := range t.parts {
 			start, _ := w.status(t, n)
@@ -229,6 +244,15 @@ func (w *world) evictTo(topic string, n int, target int64) {
 	}
 }
 
+func (w *world) compactNow(topic string, n int) {
+	w.t.Helper()
+	done, err := w.partition(w.topics[topic], n).Compact(context.Background())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.note("%+v", done.Done)
+}
+
 // clone copies a scene at rest.
 func (s *scene) clone() *scene {
 	w := *s.world
@@ -239,7 +263,7 @@ func (s *scene) clone() *scene {
 			w.put(p.name, s.read(p))
 		}
 	}
-	return &scene{world: &w, killed: s.killed, hot: s.hot}
+	return &scene{world: &w, killed: s.killed, compact: s.compact, hot: s.hot}
 }
 
 func hotName(topic string, n int, key string) string { return fmt.Sprintf("%s/%d %s", topic, n, key) }
@@ -273,6 +297,26 @@ func (s *scene) evictAll() {
 			}
 			if _, err := p.Evict(context.Background(), 0); err != nil && !honest(err) {
 				s.t.Errorf("%s: evict %s/%d: %v", s.what, name, n, err)
+			}
+		}
+	}
+}
+
+// compactAll compacts everything, also what is damaged.
+func (s *scene) compactAll() {
+	s.t.Helper()
+	for name, t := range s.topics {
+		topic, err := s.c.Topic(name)
+		if err != nil {
+			continue
+		}
+		for n := range t.parts {
+			p, err := topic.Partition(int32(n))
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			if _, err := p.Compact(context.Background()); err != nil && !honest(err) {
+				s.t.Errorf("%s: compact %s/%d: %v", s.what, name, n, err)
 			}
 		}
 	}
@@ -416,8 +460,9 @@ func TestDamage(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	inBubble(t, func(t *testing.T) {
-		for _, killed := range []bool{false, true} {
-			s := newScene(t, seed, killed)
+		for i := range 4 {
+			killed, compact := i%2 == 1, i/2 == 1
+			s := newScene(t, seed, killed, compact)
 			s.healthy()
 			seen := make(map[string]int)
 			victims := make(map[string][]place)
@@ -447,11 +492,11 @@ func TestDamage(t *testing.T) {
 				}
 			}
 			for _, kind := range slices.Sorted(maps.Keys(seen)) {
-				t.Logf("killed %v: %-34s %d injuries", killed, kind, seen[kind])
+				t.Logf("killed %v, compacted %v: %-34s %d injuries", killed, compact, kind, seen[kind])
 			}
 			for kind := range promises {
-				if seen[kind] == 0 && !(killed && kind == "clean-stop") {
-					t.Errorf("killed %v: there is no %s", killed, kind)
+				if seen[kind] == 0 && !(killed && kind == "clean-stop") && !(!compact && kind == "compacted") {
+					t.Errorf("killed %v, compacted %v: there is no %s", killed, compact, kind)
 				}
 			}
 		}
@@ -468,7 +513,7 @@ func (s *scene) try(p place, kind string, want promise, how injury) {
 		return // without such a file a data directory is a new one
 	}
 	hurt.write(p, bad)
-	hurt.what = fmt.Sprintf("killed %v, %s (%s, %d bytes): %s", s.killed, p, kind, len(whole), how.name)
+	hurt.what = fmt.Sprintf("killed %v, compacted %v, %s (%s, %d bytes): %s", s.killed, s.compact, p, kind, len(whole), how.name)
 	defer hurt.close()
 	named := hurt.named(p, bad == nil)
 	if !strings.HasPrefix(kind, "Pebble") && s.rng.IntN(2) == 0 {
@@ -508,6 +553,8 @@ func (s *scene) try(p place, kind string, want promise, how injury) {
 	}
 	// What is damaged must not be carried on, into the bucket or an index.
 	hurt.evictAll()
+	hurt.judge(want)
+	hurt.compactAll()
 	hurt.judge(want)
 	hurt.stop()
 	if !hurt.begin() {
