@@ -115,7 +115,7 @@ func (a *app) printCompactions(s *tierStates) error {
 		err = a.printTable(compactionHeader, rows)
 	}
 	if err == nil {
-		fmt.Fprintf(a.err, "compacted %s of %s: %s records removed, local log smaller by %s, cloud log by %s\n",
+		fmt.Fprintf(a.err, "compacted %s of %s: %s records removed from either tier, local log smaller by %s, cloud log by %s\n",
 			countOf(int64(len(s.list)), "partition"), s.topic, strconv.FormatInt(records, 10), byteSize(local), byteSize(cloud))
 	}
 	return err
