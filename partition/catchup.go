@@ -258,21 +258,15 @@ func (p *Partition) dropIndex() error {
 // stands in.
 func (p *Partition) catchUp(ctx context.Context) error {
 	log := p.log.Load()
-	if at := p.feed.position(); p.tier != nil && at.NextKafka < p.tier.Snapshot().DeleteHorizon && !isEmpty(p.feed.open()) {
-		// Deletions that it has not seen may have left no trace.
-		if err := p.rebuild(fmt.Sprintf("tombstones below offset %d are gone, and it ends at offset %d", p.tier.Snapshot().DeleteHorizon, at.NextKafka-1)); err != nil {
-			return err
-		}
-	}
-	if at := p.feed.position(); at.NextKafka < log.State().LocalStart {
-		if err := p.replayBucket(ctx, at.NextKafka, log.State().LocalStart); err != nil {
+	if start := log.State().LocalStart; p.feed.position().NextKafka < start {
+		if err := p.replayBucket(ctx, start); err != nil {
 			return err
 		}
 	}
 	err := p.replayLog(ctx, log, false)
 	if at, next := p.feed.position(), log.State().RemoteNext; isCorrupt(err) && p.tier != nil && at.NextKafka < next {
 		p.corrupted("local", err)
-		if err = p.replayBucket(ctx, at.NextKafka, next); err == nil {
+		if err = p.replayBucket(ctx, next); err == nil {
 			err = p.replayLog(ctx, log, false)
 		}
 	}
@@ -290,12 +284,13 @@ func (p *Partition) catchUp(ctx context.Context) error {
 // replayBatchRecords bounds the records of one index commit during a replay.
 const replayBatchRecords = 16 << 10
 
-// replayBucket applies the key runs of remote segments from offset from until
-// the local log takes over at until.
-func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
+// replayBucket applies the key runs of remote segments until the local log takes
+// over at until.
+func (p *Partition) replayBucket(ctx context.Context, until int64) error {
 	if p.tier == nil && p.log.Load().State().RemoteNext == 0 {
 		return p.skipTo(until) // what was there is no longer retained
 	}
+	from := p.feed.position().NextKafka
 	if p.tier == nil {
 		return record.Corrupt(p.indexDir(), from, fmt.Errorf("index ends at offset %d, the local log begins at %d, and no object store is configured", from, until))
 	}
@@ -304,8 +299,17 @@ func (p *Partition) replayBucket(ctx context.Context, from, until int64) error {
 			return err
 		}
 	}
-	if next := p.tier.Snapshot().Next(); next < until {
+	m := p.tier.Snapshot()
+	if next := m.Next(); next < until {
 		return record.Corrupt(p.indexDir(), next, fmt.Errorf("the bucket ends at offset %d, the local log begins at %d", next, until))
+	}
+	if from < m.DeleteHorizon && !isEmpty(p.feed.open()) {
+		// Deletions that it has not seen may have left no trace in the bucket. That
+		// goes for what it has from the local log, too.
+		if err := p.rebuild(fmt.Sprintf("tombstones below offset %d are gone, and it ends at offset %d", m.DeleteHorizon, from-1)); err != nil {
+			return err
+		}
+		from = 0
 	}
 	return p.replayKeyRuns(ctx, p.feed.open(), from, until)
 }

@@ -2,6 +2,8 @@ package partition
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"keyhole/manifest"
+	"keyhole/record"
 )
 
 // overwrite replaces a file.
@@ -95,4 +98,61 @@ func TestDamagedTableWhileCatchingUp(t *testing.T) {
 	})
 	start.Release(1)
 	r.builtAnew(want)
+}
+
+// Where the key runs stand in for a damaged segment, they may lack the tombstones
+// that were in it, and what the index has of the deleted keys by then goes.
+func TestDamagedSegmentWithTombstones(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.SegmentBytes = 10 << 20
+	p := r.open()
+	put(t, p, "deleted", "v")
+	recs := make([]record.Record, replayBatchRecords) // so that a replay commits in between
+	for i := range recs {
+		recs[i] = record.Record{Key: []byte("a"), Value: []byte("v")}
+	}
+	if _, err := p.Append(t.Context(), recs); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.log.Load().Roll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	del(t, p, "deleted")
+	put(t, p, "b", "v")
+	if err := p.log.Load().Roll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err := p.uploadSealed(t.Context(), p.log.Load(), p.settings.Load(), new(CompactionStats))
+	p.leave()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.compactRemote(t.Context(), p.serving.Load(), p.settings.Load(), true, new(CompactionStats)); err != nil {
+		t.Fatal(err)
+	}
+	if records, tombstones := remoteRecords(p); records != 2 || tombstones != 0 {
+		t.Fatalf("%d records, %d of them tombstones, are left in the bucket", records, tombstones)
+	}
+	name := fmt.Sprintf("/data/t/0/log/%020d-1", p.log.Load().Segments()[1].BaseLog)
+	r.stop()
+	data := readAll(t, r.fs, name+".log")
+	data[len(data)/2] ^= 0xff
+	r.overwrite(name+".log", data)
+	for _, path := range []string{name + ".index", "/data/t/0/kv_index"} {
+		if err := r.fs.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p = r.open()
+	mustGet(t, p, "b")
+	if n := testutil.ToFloat64(r.metrics.Corruptions.WithLabelValues("local", "read")); n == 0 {
+		t.Fatal("the damage was not met")
+	}
+	if res, err := get(p, "deleted"); !errors.Is(err, ErrKeyNotFound) {
+		t.Fatalf("deleted key: %q, %v", res.Value, err)
+	}
 }
