@@ -63,13 +63,13 @@ func (p *Partition) work(ctx context.Context, log *locallog.Log, s *Settings) er
 	if err := p.uploadSealed(ctx, log, s, new(CompactionStats)); err != nil || log.Err() != nil {
 		return err
 	}
-	if err := p.retain(ctx, log, s, new(CompactionStats)); err != nil {
-		return err
-	}
-	if err := p.tidy(ctx, s); err != nil {
-		return err
-	}
-	return p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now()))
+	// Each for itself: a bucket that refuses to list or to delete must not fill the
+	// local disk.
+	return errors.Join(
+		p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now())),
+		p.retain(ctx, log, s, new(CompactionStats)),
+		p.tidy(ctx, s),
+	)
 }
 
 func (p *Partition) rollByAge(ctx context.Context, log *locallog.Log, age time.Duration) error {

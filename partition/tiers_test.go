@@ -443,3 +443,24 @@ func readAll(t *testing.T, fs vfs.FS, path string) []byte {
 	}
 	return data
 }
+
+// A bucket that refuses to list and to delete keeps its garbage; local segments go
+// all the same.
+func TestEvictionWithoutCleanUp(t *testing.T) {
+	r := newRig(t)
+	r.settings.LocalTargetBytes = 0
+	clock := r.clock()
+	r.store.Before(func(_ context.Context, c objstoretest.Call) error {
+		if c.Op == objstoretest.OpList || c.Op == objstoretest.OpDelete {
+			return objstore.ErrDenied
+		}
+		return nil
+	})
+	p := r.open()
+	clock.add(2 * orphanInterval)
+	fill(t, p, "k", 60)
+	eventually(t, "evicted and refused", func() bool {
+		p.wake()
+		return p.Status().LocalSegments == 1 && r.store.Count(objstoretest.OpList) > 0
+	})
+}
