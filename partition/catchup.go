@@ -148,13 +148,7 @@ func (p *Partition) tendIndex(ctx context.Context, s *Settings) error {
 	if err := p.openIndex(); err != nil {
 		return err
 	}
-	if p.o.Start != nil {
-		if err := p.o.Start.Acquire(ctx, 1); err != nil {
-			return err
-		}
-		defer p.o.Start.Release(1)
-	}
-	err := p.catchUp(ctx)
+	err := p.inTurn(ctx, func() error { return p.catchUp(ctx) })
 	switch {
 	case errors.Is(err, index.ErrFailed), errors.Is(err, index.ErrClosed):
 		p.indexFailed(nil, err)
@@ -166,6 +160,17 @@ func (p *Partition) tendIndex(ctx context.Context, s *Settings) error {
 		return fmt.Errorf("bring the index up to the log: %w", err)
 	}
 	return nil
+}
+
+// inTurn calls fn once there is room for one more replay into an index.
+func (p *Partition) inTurn(ctx context.Context, fn func() error) error {
+	if p.o.Start != nil {
+		if err := p.o.Start.Acquire(ctx, 1); err != nil {
+			return err
+		}
+		defer p.o.Start.Release(1)
+	}
+	return fn()
 }
 
 // mendIndex closes an index that failed, and removes it if it failed because its

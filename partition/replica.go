@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"keyhole/index"
@@ -29,8 +30,9 @@ const minReplicaInterval = 10 * time.Millisecond
 // moves only when all entries are in.
 func (p *Partition) follow() {
 	defer close(p.done)
+	opened := sync.OnceFunc(func() { close(p.opened) })
+	defer opened()
 	p.loadCleaned()
-	opened := false
 	for backoff := time.Duration(0); ; {
 		err := p.followOnce(p.ctx)
 		pause := max(minReplicaInterval, p.settings.Load().ReplicaInterval)
@@ -42,9 +44,8 @@ func (p *Partition) follow() {
 			p.o.Logger.Warn("cannot follow the bucket; will try again", "err", err, "in", pause)
 			p.notFollowing(err)
 		}
-		if !opened && (err == nil || isDamaged(err) || p.ctx.Err() != nil) {
-			opened = true
-			close(p.opened)
+		if err == nil || isDamaged(err) {
+			opened()
 		}
 		if !p.rest(pause, p.kick) {
 			return
@@ -130,7 +131,14 @@ func (p *Partition) applyManifest(ctx context.Context, m *manifest.Manifest) err
 		p.serving.Store(&view{ix: ix, remote: append([]*manifest.Manifest{m}, v.remote...)})
 	}
 	if at < m.Next() {
-		if err := p.replayKeyRuns(ctx, ix, at, m.Next()); err != nil {
+		replay := func() error { return p.replayKeyRuns(ctx, ix, at, m.Next()) }
+		var err error
+		if v != nil {
+			err = replay() // what is new is little, and whoever asks here wants it soon
+		} else {
+			err = p.inTurn(ctx, replay)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -193,7 +201,7 @@ func (p *Partition) rebuildBeside(ctx context.Context, m *manifest.Manifest) err
 	if err != nil {
 		return fmt.Errorf("open second index: %w", err)
 	}
-	err = p.replayKeyRuns(ctx, ix, 0, m.Next())
+	err = p.inTurn(ctx, func() error { return p.replayKeyRuns(ctx, ix, 0, m.Next()) })
 	if err == nil {
 		err = ix.Flush(ctx)
 	}

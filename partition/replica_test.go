@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sync/semaphore"
 
 	"keyhole/objstore"
 	"keyhole/objstore/objstoretest"
@@ -183,4 +184,47 @@ func TestReplicaUnderLoad(t *testing.T) {
 		t.Fatal("no lookup came through")
 	}
 	t.Logf("%d lookups, %v indexes built beside one in use", lookups.Load(), testutil.ToFloat64(b.metrics.Rebuilds))
+}
+
+// Replicas that start at once build their indexes a few at a time.
+func TestReplicaStartsInTurn(t *testing.T) {
+	a := newRig(t)
+	fill(t, a.open(), "k", 40)
+	evict(t, a.p)
+	start := semaphore.NewWeighted(1)
+	if err := start.Acquire(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	b := a.replica()
+	options := b.options
+	b.options = func(o *Options) {
+		options(o)
+		o.Start = start
+	}
+	a.stop()
+	a.store.ResetCalls()
+	p := b.start()
+	eventually(t, "index opened", func() bool { return p.feed.open() != nil })
+	b.stop()
+	if n := a.store.Count(objstoretest.OpReadRange); n != 0 {
+		t.Fatalf("%d reads of key runs out of turn", n)
+	}
+	start.Release(1)
+	b.open()
+	b.reaches(40)
+}
+
+// Whoever waits for a replica to open does not wait for one that was closed.
+func TestReplicaClosedBeforeItOpened(t *testing.T) {
+	a := newRig(t)
+	a.store.Before(func(context.Context, objstoretest.Call) error { return objstore.ErrUnavailable })
+	b := a.replica()
+	p := b.start()
+	eventually(t, "store asked", func() bool { return p.StoreTrouble() != nil })
+	b.stop()
+	select {
+	case <-p.Opened():
+	default:
+		t.Fatal("closed and not opened")
+	}
 }
