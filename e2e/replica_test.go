@@ -95,6 +95,32 @@ func besideWriter(t *testing.T, backend string) {
 		r.reaches(t, l, next, replicaStale)
 		wantAll(t, fmt.Sprintf("replica %d, the writer at rest", i+1), r.readAll("t", l.names), want)
 	}
+	// A replica that is away while keys are deleted, and the deletions forgotten, must
+	// not go on from what it had.
+	second.leave()
+	gone := 0
+	for _, key := range l.names {
+		if want[key].status == 200 && gone < 10 {
+			gone++
+			if a := w.do("DELETE", w.kv("t", key), nil, nil); a.status != 200 {
+				t.Fatalf("delete: %v", a)
+			}
+		}
+	}
+	w.evict("t", replicaPartitions)
+	w.compactAll("t", replicaPartitions)
+	for p := range replicaPartitions {
+		if v := w.store.view(t, "t", p); v.tombstones > 0 {
+			t.Fatalf("partition %d: %d tombstones are left in the bucket", p, v.tombstones)
+		}
+	}
+	want, next = w.readAll("t", l.names), w.highWatermarks(t, replicaPartitions)
+	second.start()
+	second.waitReady()
+	for i, r := range []*node{first, second} {
+		r.reaches(t, l, next, replicaStale)
+		wantAll(t, fmt.Sprintf("replica %d, deletions forgotten", i+1), r.readAll("t", l.names), want)
+	}
 	w.leave()
 	before := w.store.contents(t)
 	second.trimCache()
