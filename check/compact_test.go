@@ -81,7 +81,14 @@ func TestCompacted(t *testing.T) {
 	if len(m.Removed) == 0 || m.DeleteHorizon == 0 || len(m.Segments) < 2 {
 		t.Fatalf("not much of a compaction: %+v", m)
 	}
-	res := w.check()
+	var total, done int64
+	res := w.check(func(o *Options) {
+		o.Begin = func(n int64) { total = n }
+		o.Step = func(n int64) { done += n }
+	})
+	if done > total || done < total*9/10 {
+		t.Errorf("progress was %d of %d bytes", done, total)
+	}
 	if n := res.only(t, "waiting for deletion"); n != 2*len(m.Removed) {
 		t.Errorf("%d notes of %d removed segments", n, len(m.Removed))
 	}

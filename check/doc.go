@@ -16,11 +16,18 @@
 // The picture, per partition:
 //
 //	local log ─► every batch ─► latest record of each key ─┐
-//	bucket ─► manifest ─► segments ─► their key runs ──────┤  scratch index
-//	                                                       ▼
+//	bucket ─► manifest ─► segments ─► their key runs ──────┤  scratch index: its
+//	                                                       ▼  offset, who has it
 //	                             kv_index ─► entry by entry, in the order of keys
+//
+// Compaction leaves the latest record of each key, and it must do so for whoever
+// sees one tier only. So beside the index two more things are held against the
+// scratch index: what the bucket alone says of keys as of where it ends, and
+// whether the local log has what lookups expect there. That offsets are missing
+// in between proves nothing, and is no finding.
 //
 // The judgements follow what a start would make of the files: a tail that
 // recovery cuts is a note, one that it must keep is damage; entries that a replay
-// is about to overwrite are not looked at.
+// is about to overwrite are not looked at. A read replica has no local log; its index
+// is held against the bucket as of its position.
 package check

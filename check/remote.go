@@ -53,9 +53,12 @@ func (p *part) orphans(objects []objstore.Object, m *manifest.Manifest) {
 	}
 	strangers := 0
 	for _, o := range objects {
+		if named[o.Key] {
+			continue
+		}
+		p.c.pass(o.Size)
 		at, replaced := removed[o.Key]
 		switch {
-		case named[o.Key]:
 		case replaced:
 			p.c.report(Note, Remote, o.Key, 0, "%d bytes, replaced at %s, waiting for deletion", o.Size, at.UTC().Format(time.RFC3339))
 		case m != nil:

@@ -28,12 +28,14 @@ func (a *app) newCheck() *cobra.Command {
 		Short: "Read both tiers and say whether all holds",
 		Long: `Reads everything that the data directory and the bucket hold and compares it:
 checksums, offsets, sizes, and every entry of the indexes with the records. Nothing
-is changed. The gateway of the data directory must be stopped; without --data-dir
-the bucket alone is checked, which may be done at any time.
+is changed. The gateway of the data directory must be stopped, be it a writer or a
+read replica; without --data-dir the bucket alone is checked, which may be done at
+any time.
 
 Each finding is one line with the file name or object key and the byte position.
 "damage" is what a reader misses or gets wrong: exit code 1. "note" is what costs no
-reader anything, such as orphaned objects or a torn tail, which the next start cuts.
+reader anything, such as objects that were replaced and wait for their deletion,
+orphans, or a torn tail, which the next start cuts.
 What cannot be read, and a place that holds nothing of keyhole, is exit code 1 too.
 With --json: one line for each finding, then one with the summary.
 
