@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"keyhole/locallog"
@@ -94,7 +95,15 @@ func (p *Partition) compactLocal(ctx context.Context, v *view, s *Settings, stat
 	defer live.close()
 	pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), stats: stats}
 	// Where a bucket has older records, they go first, and the tombstone with them.
-	return pass.run(ctx, segs, p.tier == nil && v.log.State().RemoteNext == 0)
+	return pass.run(ctx, segs, p.tier == nil && !p.hadStore(v.log))
+}
+
+// hadStore reports whether a bucket may have some of the partition, though none is
+// configured now. The note in the log may lag behind the bucket, so what an upload
+// cannot do without counts, too.
+func (p *Partition) hadStore(log *locallog.Log) bool {
+	_, err := p.o.FS.Stat(p.tierDir())
+	return log.State().RemoteNext > 0 || !errors.Is(err, os.ErrNotExist)
 }
 
 // run looks at all segments first, then rewrites, oldest first. With dropping, a

@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"keyhole/objstore"
+	"keyhole/objstore/objstoretest"
 	"keyhole/record"
+	"keyhole/tiered"
 )
 
 // compacting are settings under which compaction has something to do: many small
@@ -335,6 +338,50 @@ func TestTombstonesGoWithoutAStore(t *testing.T) {
 	sameAnswers(t, "index built anew", answers(t, p, keys), want)
 	if off := put(t, p, "next", "v"); off != 125 {
 		t.Fatalf("next offset %d, want 125", off)
+	}
+}
+
+// A tombstone stays in the local log of a node whose store was taken away, even if
+// the log does not know that the bucket has something: it goes to the bucket when
+// the store is back.
+func TestTombstonesStayWhereThereWasAStore(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	p := r.open()
+	lost := errors.New("reply lost")
+	r.store.After(func(_ context.Context, c objstoretest.Call) error {
+		if c.Op == objstoretest.OpPut && c.Key == tiered.ManifestKey(tiered.Prefix("t", topicID, 0)) {
+			// Nothing comes through from here on, so nothing is noted either.
+			r.store.Before(func(context.Context, objstoretest.Call) error { return objstore.ErrUnavailable })
+			return lost
+		}
+		return nil
+	})
+	put(t, p, "k", "deleted later")
+	if err := p.log.Load().Roll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err := p.uploadSealed(t.Context(), p.log.Load(), p.settings.Load(), new(CompactionStats))
+	p.leave()
+	if err == nil {
+		t.Fatal("uploaded and noted")
+	}
+	r.stop()
+	r.noStore = true
+	p = r.open()
+	del(t, p, "k")
+	compact(t, p)
+	r.stop()
+	r.noStore = false
+	r.store.Before(nil)
+	r.store.After(nil)
+	evict(t, r.open())
+	r.stop()
+	if res, err := get(r.other("node-b").open(), "k"); !errors.Is(err, ErrKeyNotFound) {
+		t.Fatalf("deleted key on an empty disk: %q, %v", res.Value, err)
 	}
 }
 

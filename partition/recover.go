@@ -95,7 +95,7 @@ func (p *Partition) recover(ctx context.Context) error {
 func (p *Partition) openTier() error {
 	t, err := tiered.Open(tiered.Options{
 		FS:          p.o.FS,
-		Dir:         p.o.FS.PathJoin(p.o.Dir, "remote"),
+		Dir:         p.tierDir(),
 		Bucket:      p.o.Bucket,
 		Topic:       p.o.Topic,
 		TopicID:     p.o.TopicID,
@@ -185,6 +185,7 @@ func (p *Partition) openLog(ctx context.Context, s *Settings) error {
 }
 
 func (p *Partition) logDir() string   { return p.o.FS.PathJoin(p.o.Dir, "log") }
+func (p *Partition) tierDir() string  { return p.o.FS.PathJoin(p.o.Dir, "remote") }
 func (p *Partition) indexDir() string { return p.o.FS.PathJoin(p.o.Dir, p.indexName) }
 
 // makeDir makes the partition's directory durable. What is above it is the
