@@ -31,19 +31,9 @@ func measureChunks(ctx context.Context, b *bench) error {
 		return err
 	}
 	defer n.kill()
-	tree, err := goSource(ctx, b.scale.chunkBytes)
+	sets, err := b.datasets(ctx)
 	if err != nil {
 		return err
-	}
-	sets := []*dataset{tree}
-	files, err := history(b.scale.chunkBytes)
-	switch {
-	case err != nil:
-		return err
-	case files == nil:
-		b.report.skip("%s is not there", historyFile)
-	default:
-		sets = append(sets, files)
 	}
 	for _, d := range sets {
 		if err := b.chunkTable(ctx, n, s, d); err != nil {
@@ -51,6 +41,25 @@ func measureChunks(ctx context.Context, b *bench) error {
 		}
 	}
 	return nil
+}
+
+// datasets are the real inputs there are.
+func (b *bench) datasets(ctx context.Context) ([]*dataset, error) {
+	tree, err := goSource(ctx, b.scale.chunkBytes)
+	if err != nil {
+		return nil, err
+	}
+	sets := []*dataset{tree}
+	files, err := history(b.scale.chunkBytes)
+	switch {
+	case err != nil:
+		return nil, err
+	case files == nil:
+		b.report.skip("%s is not there", historyFile)
+	default:
+		sets = append(sets, files)
+	}
+	return sets, nil
 }
 
 func (b *bench) chunkTable(ctx context.Context, n *node, s *store, d *dataset) error {
@@ -76,7 +85,8 @@ func (b *bench) chunkLine(ctx context.Context, n *node, s *store, d *dataset, si
 	if err := n.set(ctx, map[string]any{"cloud_storage_cache_chunk_size": size, "cloud_storage_cache_size": 0}); err != nil {
 		return nil, err
 	}
-	if err := n.createTopic(ctx, topic, coldPartitions, nil); err != nil {
+	// With a dirty ratio of 1 nothing is compacted on the way.
+	if err := n.createTopic(ctx, topic, coldPartitions, map[string]string{"min.cleanable.dirty.ratio": "1"}); err != nil {
 		return nil, err
 	}
 	if err := n.produce(ctx, topic, slices.Values(d.records)); err != nil {

@@ -36,6 +36,9 @@ var sections = []section{
 	{"hot", "hot GET over loopback HTTP", measureHot},
 	{"cold", "cold GET from a store that is far away", measureCold},
 	{"chunks", "chunk sizes on real data", measureChunks},
+	{"rebuild", "the index from the bucket", measureRebuild},
+	{"shape", "what merged and compressed uploads cost and save", measureShape},
+	{"compaction", "compaction against a plain copy, and lookups beside it", measureCompaction},
 	{"append", "append and index", measureAppend},
 	{"growth", "lookups as the number of keys grows", measureGrowth},
 	{"idle", "memory of idle partitions", measureIdle},
@@ -143,6 +146,14 @@ type scale struct {
 	chunkColds int
 	chunkMixed int
 
+	rebuildBytes  int // of values
+	rebuildRounds int
+
+	compactBytes          int // of values
+	compactRounds         int
+	besideRounds          int // of lookups beside a compaction
+	besideRound           time.Duration
+	besideBytes           int // of values that are written for each
 	appendRounds, appends int
 
 	growth        []int // numbers of keys
@@ -158,6 +169,8 @@ var (
 		hotRounds: 3, hotRound: time.Second, hotKeys: 10_000,
 		coldBlocks: 3, coldBlock: 80, coldKeys: 5_000,
 		chunkSizes: []int64{16 << 10, 128 << 10}, chunkBytes: 6 << 20, chunkColds: 60, chunkMixed: 200,
+		rebuildBytes: 8 << 20, rebuildRounds: 1,
+		compactBytes: 4 << 20, compactRounds: 1, besideRounds: 1, besideRound: 500 * time.Millisecond, besideBytes: 24 << 20,
 		appendRounds: 3, appends: 4_000,
 		growth: []int{10_000, 200_000}, growthRounds: 2, growthLookups: 30_000,
 		idlePartitions: 200,
@@ -166,7 +179,9 @@ var (
 		name:      "normal",
 		hotRounds: 9, hotRound: 3 * time.Second, hotKeys: 50_000,
 		coldBlocks: 10, coldBlock: 200, coldKeys: 20_000,
-		chunkSizes: []int64{16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20}, chunkBytes: 1 << 40, chunkColds: 300, chunkMixed: 3000,
+		chunkSizes: []int64{16 << 10, 32 << 10, 64 << 10, 128 << 10}, chunkBytes: 1 << 40, chunkColds: 300, chunkMixed: 3000,
+		rebuildBytes: 64 << 20, rebuildRounds: 5,
+		compactBytes: 32 << 20, compactRounds: 5, besideRounds: 7, besideRound: 1500 * time.Millisecond, besideBytes: 96 << 20,
 		appendRounds: 15, appends: 8_000,
 		growth: []int{10_000, 1_000_000}, growthRounds: 7, growthLookups: 100_000,
 		idlePartitions: 1000,

@@ -269,10 +269,13 @@ func wait(ctx context.Context, d time.Duration) {
 }
 
 // logBytes is the size of all .log objects.
-func (s *store) logBytes() (int64, error) {
+func (s *store) logBytes() (int64, error) { return sizeOf(s.dir, ".log") }
+
+// sizeOf adds up the files below dir with a suffix.
+func sizeOf(dir, suffix string) (int64, error) {
 	var sum int64
-	err := filepath.WalkDir(s.dir, func(path string, e os.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, ".log") {
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() || !strings.HasSuffix(path, suffix) {
 			return err
 		}
 		info, err := e.Info()
