@@ -386,13 +386,24 @@ func (w *world) withoutBucket(fn func(c *catalog.Catalog)) {
 
 // Whatever the moment at which a compaction ends, nothing is damaged.
 func TestCrashInCompaction(t *testing.T) {
+	for name, properties := range map[string]map[string]string{
+		"tombstones go at once": shrinking,
+		"tombstones stay":       {"segment.bytes": "16384", "min.cleanable.dirty.ratio": "0"},
+		"as they are":           {"segment.bytes": "16384", "delete.retention.ms": "0", "keyhole.remote.compression.type": "producer", "compression.type": "zstd"},
+		"retention":             {"segment.bytes": "16384", "cleanup.policy": "compact,delete", "retention.bytes": "60000", "keyhole.remote.compression.type": "none"},
+	} {
+		t.Run(name, func(t *testing.T) { crashInCompaction(t, properties) })
+	}
+}
+
+func crashInCompaction(t *testing.T, properties map[string]string) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := newWorld(t)
 	var crashed []*world
 	w.run(func(c *catalog.Catalog) {
-		p := w.create(c, "t", shrinking)
+		p := w.create(c, "t", properties)
 		w.bucket.Before(func(_ context.Context, call objstoretest.Call) error {
 			if call.Op != objstoretest.OpPut && call.Op != objstoretest.OpDelete {
 				return nil
@@ -415,8 +426,9 @@ func TestCrashInCompaction(t *testing.T) {
 			w.compact(p)
 		}
 	})
-	if len(crashed) < 20 {
-		t.Fatalf("%d points", len(crashed))
+	m := w.manifest()
+	if len(crashed) < 20 || len(m.Removed) == 0 || properties["retention.bytes"] != "" && m.StartOffset == 0 {
+		t.Fatalf("%d points, and then %+v", len(crashed), m)
 	}
 	for i, c := range crashed {
 		if res := c.check(); res.err != nil || !res.sum.OK() {
