@@ -72,12 +72,15 @@ func (p *Partition) compactRemote(ctx context.Context, v *view, s *Settings, for
 		return err
 	}
 	for _, group := range groups {
-		err := pass.rewrite(ctx, group)
-		if errors.Is(err, tiered.ErrChanged) {
-			continue // retention took some of it
-		}
-		if err != nil {
-			return err
+		for len(group) > 0 {
+			n, err := pass.rewrite(ctx, group)
+			if errors.Is(err, tiered.ErrChanged) {
+				break // retention took some of it
+			}
+			if err != nil {
+				return err
+			}
+			group = group[n:]
 		}
 	}
 	return nil
@@ -188,19 +191,16 @@ func (pass *remotePass) survey(ctx context.Context, m *manifest.Manifest, groups
 	return nil
 }
 
-// rewrite replaces one group. What a segment has in its key run says exactly what
-// will be left of it, so segments with nothing alive go without being read, and a
-// group that would stay as it is, is not rewritten.
-func (pass *remotePass) rewrite(ctx context.Context, group []candidate) error {
+// rewrite replaces one group, or its first n segments. What a segment has in its key
+// run says exactly what will be left of it, so segments with nothing alive go without
+// being read, and a group that would stay as it is, is not rewritten.
+func (pass *remotePass) rewrite(ctx context.Context, group []candidate) (n int, err error) {
 	old := make([]manifest.Segment, len(group))
-	var before, records int64
 	pass.live.begin()
 	for i := range group {
 		old[i] = group[i].Segment
-		before += old[i].Size + old[i].IndexSize
-		records += old[i].Records
 		if err := pass.p.tier.Keys(ctx, &old[i], pass.live.note); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	horizon := int64(0)
@@ -217,12 +217,18 @@ func (pass *remotePass) rewrite(ctx context.Context, group []candidate) error {
 			return goes
 		})
 	}
-	left, err := pass.left(ctx, old)
+	n, left, err := pass.left(ctx, old)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if left == records && len(old) == 1 {
-		return nil
+	old = old[:n]
+	var before, records int64
+	for i := range old {
+		before += old[i].Size + old[i].IndexSize
+		records += old[i].Records
+	}
+	if left == records && n == 1 {
+		return n, nil
 	}
 	tombstones := int64(0)
 	m, err := pass.p.tier.Rewrite(ctx, old, tiered.RewriteOptions{
@@ -240,7 +246,7 @@ func (pass *remotePass) rewrite(ctx context.Context, group []candidate) error {
 		Pace:    pass.pace,
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var after, remain int64
 	for i := m.After(old[0].BaseOffset); i < len(m.Segments) && m.Segments[i].LastOffset <= old[len(old)-1].LastOffset; i++ {
@@ -253,24 +259,33 @@ func (pass *remotePass) rewrite(ctx context.Context, group []candidate) error {
 	pass.p.dropped(pass.stats, records-remain, tombstones)
 	pass.p.o.Metrics.Compactions.WithLabelValues("remote").Add(float64(len(old)))
 	pass.p.o.Metrics.CompactedBytes.WithLabelValues("remote").Add(float64(max(0, before-after)))
-	return nil
+	return n, nil
 }
 
-// left counts the records that will be left of the segments.
-func (pass *remotePass) left(ctx context.Context, old []manifest.Segment) (n int64, err error) {
+// left counts the records that will be left of the first n of the segments, which
+// are as many as make one of about segment.bytes. The estimate by which they were
+// put together takes records for dead whose keys have newer ones behind the bound.
+func (pass *remotePass) left(ctx context.Context, old []manifest.Segment) (n int, left int64, err error) {
+	size := int64(0)
 	for i := range old {
-		err := pass.p.tier.Keys(ctx, &old[i], func(key []byte, offset int64, tombstone bool) error {
+		seg, stay := &old[i], int64(0)
+		err := pass.p.tier.Keys(ctx, seg, func(key []byte, offset int64, tombstone bool) error {
 			keep, err := pass.live.keep(key, offset, tombstone)
 			if keep {
-				n++
+				stay++
 			}
 			return err
 		})
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
+		size += seg.Size * stay / max(1, seg.Records)
+		if i > 0 && size > pass.s.SegmentBytes {
+			return i, left, nil
+		}
+		left += stay
 	}
-	return n, nil
+	return len(old), left, nil
 }
 
 // pace leaves at least half of the store's bandwidth to others, unless an operator
