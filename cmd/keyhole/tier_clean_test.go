@@ -29,7 +29,7 @@ func TestTierCompact(t *testing.T) {
 	if want := (result{exitDone,
 		"PARTITION  LOCAL SEGMENTS  BYTES        CLOUD SEGMENTS  BYTES  RECORDS REMOVED  TOMBSTONES  SEGMENTS EXPIRED\n" +
 			"0          2               5000 -> 900  0               -      41               3           1\n",
-		"compacted 1 partition of t: 41 records removed, local log smaller by 4.0 KiB, cloud log by 0 bytes\n",
+		"compacted 1 partition of t: 41 records removed from either tier, local log smaller by 4.0 KiB, cloud log by 0 bytes\n",
 	}); one != want {
 		t.Errorf("got %+v, want %+v", one, want)
 	}
@@ -37,7 +37,7 @@ func TestTierCompact(t *testing.T) {
 	all := keyhole(t, env, nil, "tier", "compact", "t", "--json")
 	line := func(p int) string { return fmt.Sprintf(`{"topic":"t","partition":%d,"status":%s}`, p, body) }
 	if want := (result{exitFailed, "[" + line(0) + "," + line(1) + "]\n",
-		"compacted 2 partitions of t: 82 records removed, local log smaller by 8.0 KiB, cloud log by 0 bytes\n" +
+		"compacted 2 partitions of t: 82 records removed from either tier, local log smaller by 8.0 KiB, cloud log by 0 bytes\n" +
 			"keyhole: compact t/2: object store unavailable (HTTP 503)\n"}); all != want {
 		t.Errorf("got %+v, want %+v", all, want)
 	}
