@@ -123,6 +123,8 @@ type chronicle struct {
 	answers int
 	sources map[string]int // of values, by tier
 	faults  []string
+
+	compacted int // how often it was
 }
 
 func (c *chronicle) now() int64 { return int64(time.Since(c.start)) }
@@ -227,9 +229,18 @@ func (c *chronicle) evict(ctx context.Context, n *node, quietly bool) {
 	_, _ = n.try("POST", n.admin+"/v1/cloud_storage/cache/trim", nil, nil)
 }
 
+// compact has both tiers compacted. The process may be gone.
+func (c *chronicle) compact(n *node) {
+	if a, err := n.try("POST", n.admin+"/v1/compact/t/0", nil, nil); err == nil && a.status == 200 {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.compacted++
+	}
+}
+
 // TestLinearizable runs clients that write, delete and read the same few keys,
-// some hot, some cold, over several processes of which all but the last are
-// killed, and has the whole history checked: there must be one order of all
+// some hot, some cold, both tiers compacted all the time, over several processes of
+// which all but the last are killed, and has the whole history checked: there must be one order of all
 // operations that explains every answer and puts none before a call or behind an
 // answer.
 func TestLinearizable(t *testing.T) {
@@ -238,8 +249,9 @@ func TestLinearizable(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			s := openStore(t, backend)
 			n := startNode(t, s)
-			n.indexed("t", 1, map[string]string{"segment.bytes": "4096", "retention.local.target.bytes": "8192"})
+			n.indexed("t", 1, map[string]string{"segment.bytes": "4096", "retention.local.target.bytes": "8192", "delete.retention.ms": "0"})
 			n.setCluster(remoteRead, true)
+			n.setGrace(2000)
 			seed := rand.Uint64()
 			t.Logf("seed %d", seed)
 			c := &chronicle{start: time.Now(), sources: map[string]int{}}
@@ -261,6 +273,12 @@ func TestLinearizable(t *testing.T) {
 					for ctx.Err() == nil {
 						pause(ctx, time.Duration(rng.IntN(20))*time.Millisecond)
 						c.evict(ctx, n, rng.IntN(2) == 0)
+					}
+				})
+				wg.Go(func() {
+					for ctx.Err() == nil {
+						pause(ctx, 20*time.Millisecond)
+						c.compact(n)
 					}
 				})
 				enough := c.answered() + linearOps
@@ -294,12 +312,12 @@ func (c *chronicle) check(t *testing.T) {
 	for _, f := range c.faults {
 		t.Error(f)
 	}
-	if c.sources["local"] == 0 {
-		t.Errorf("nothing was read out of the local log: %v", c.sources)
+	if c.sources["local"] == 0 || c.compacted == 0 {
+		t.Errorf("nothing was read out of the local log, or nothing compacted: %v, %d", c.sources, c.compacted)
 	}
 	model := registerModel.ToModel()
 	result, info := porcupine.CheckOperationsVerbose(model, c.ops, linearPatience)
-	t.Logf("%d operations on %d keys, %d answered, values by source %v: %s", len(c.ops), linearKeys, c.answers, c.sources, result)
+	t.Logf("%d operations on %d keys, %d answered, values by source %v, %d compactions: %s", len(c.ops), linearKeys, c.answers, c.sources, c.compacted, result)
 	if result == porcupine.Ok {
 		return
 	}

@@ -53,6 +53,7 @@ func (v pausedVariant) run(t *testing.T, backend string) {
 	a.setCluster(remoteRead, true)
 	la := newLedger("t", fmt.Sprint(seed), pausedKeys)
 	clients := la.runLoad(a, seed, 4, 2, v.partitions, nil)
+	clients.add("compact", compactor("t", v.partitions))
 	answered(t, la, 100)
 
 	release := func() {}
@@ -254,6 +255,7 @@ func (n *node) work(t *testing.T, l *ledger, seed uint64, partitions int) {
 	answered(t, l, 100)
 	clients.stop()
 	n.evict("t", partitions)
+	n.compactAll("t", partitions)
 	rng := rand.New(rand.NewPCG(seed, 98))
 	for range 5 { // too little to fill a segment, which would be uploaded later
 		if a, err := l.send(n, l.begin(rng, 1)); err != nil || a.status != 200 {
