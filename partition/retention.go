@@ -73,6 +73,9 @@ func (p *Partition) pieces(log *locallog.Log, s *Settings) (list []piece) {
 // left still reaches the limit. Age counts from when a segment was sealed: the
 // timestamps in it are the producers', who may be in seconds or in the next century.
 func expired(list []piece, s *Settings, now time.Time) (start int64, n int) {
+	if s.RetentionBytes < 0 && s.RetentionAge < 0 {
+		return 0, 0
+	}
 	var total int64
 	for _, seg := range list {
 		total += seg.bytes
@@ -92,30 +95,30 @@ func expired(list []piece, s *Settings, now time.Time) (start int64, n int) {
 // retain deletes what is no longer retained: first the bucket's manifest says so,
 // then the local log lets go of it. The caller holds chores.
 func (p *Partition) retain(ctx context.Context, log *locallog.Log, s *Settings, stats *CompactionStats) error {
-	if s.RetentionBytes < 0 && s.RetentionAge < 0 || log.Err() != nil {
+	if log.Err() != nil || p.tier != nil && !p.claimed.Load() {
+		return nil // else the bucket's segments are not known for sure
+	}
+	start := p.start(log)
+	if to, n := expired(p.pieces(log, s), s, p.now()); to > start {
+		if p.tier != nil {
+			m, err := p.tier.Truncate(ctx, to, to, p.now())
+			if err != nil {
+				return p.storeFailed(err)
+			}
+			if err := p.noteRemote(ctx, log); err != nil {
+				return err
+			}
+			to = m.StartOffset
+		}
+		start = to
+		stats.SegmentsExpired += n
+		p.o.Metrics.Expired.Add(float64(n))
+		p.o.Logger.Info("records are no longer retained", "below_offset", start, "segments", n)
+	}
+	if start <= log.State().LocalStart {
 		return nil
 	}
-	if p.tier != nil && !p.claimed.Load() {
-		return nil // the bucket's segments are not known for sure
-	}
-	start, n := expired(p.pieces(log, s), s, p.now())
-	if start == 0 || start <= p.start(log) {
-		return nil
-	}
-	if p.tier != nil {
-		m, err := p.tier.Truncate(ctx, start, start, p.now())
-		if err != nil {
-			return p.storeFailed(err)
-		}
-		if err := p.noteRemote(ctx, log); err != nil {
-			return err
-		}
-		start = m.StartOffset
-	}
-	stats.SegmentsExpired += n
-	p.o.Metrics.Expired.Add(float64(n))
-	p.o.Logger.Info("records are no longer retained", "below_offset", start, "segments", n)
-	return log.TrimPrefix(ctx, start)
+	return log.TrimPrefix(ctx, start) // also what a crash came before
 }
 
 // start is the offset below which nothing is retained, as far as known.

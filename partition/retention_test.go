@@ -270,3 +270,26 @@ func numberedAs(prefix string, n int) (keys []string) {
 	}
 	return keys
 }
+
+// A crash between the manifest of a retention and the trimming of the local log.
+func TestRetentionGoesOnAfterACrash(t *testing.T) {
+	r := newRig(t)
+	r.settings.SegmentBytes = 2 << 10
+	p := r.open()
+	fill(t, p, "x", 60)
+	if err := p.log.Load().Roll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	compact(t, p) // uploads
+	m := p.tier.Snapshot()
+	start := m.Segments[len(m.Segments)-2].BaseOffset
+	if _, err := p.tier.Truncate(t.Context(), start, start, p.now()); err != nil {
+		t.Fatal(err)
+	}
+	r.settings.RetentionBytes = 1 << 20
+	p = r.reopen()
+	compact(t, p)
+	if at := p.log.Load().State().LocalStart; at < start {
+		t.Fatalf("local log still begins at %d, the partition at %d", at, start)
+	}
+}
