@@ -176,24 +176,54 @@ func (p *Partition) compact(ctx context.Context, s *Settings, forced bool, stats
 	return p.compactTiers(ctx, v, s, dueNow{local: true, remote: s.RemoteWrite && p.tier != nil}, forced, stats)
 }
 
+// compactTiers compacts what is due. Damage in one tier does not keep the other from
+// being compacted, and is looked at again only once there is more.
 func (p *Partition) compactTiers(ctx context.Context, v *view, s *Settings, due dueNow, forced bool, stats *CompactionStats) error {
 	cleaned := p.cleaned
+	var damage error
 	if due.local {
-		head := v.log.State().HighWatermark
-		if err := p.compactLocal(ctx, v, s, stats); err != nil {
-			return err
+		_, next := p.ripeLocal(v, s)
+		if damage = p.compactLocal(ctx, v, s, stats); damage != nil && !isDamaged(damage) {
+			return damage
 		}
-		cleaned.Local = head
+		cleaned.Local = max(cleaned.Local, next)
 	}
 	if due.remote {
-		next := p.tier.Snapshot().Next()
+		_, next := p.ripeRemote(s)
 		if err := p.compactRemote(ctx, v, s, forced, stats); err != nil {
-			return err
+			damage = errors.Join(damage, err)
+			if !isDamaged(err) {
+				return damage
+			}
 		}
-		cleaned.Remote = next
+		cleaned.Remote = max(cleaned.Remote, next)
 	}
 	p.noteCleaned(cleaned)
-	return nil
+	return damage
+}
+
+// ripeLocal are the segments of the local log that may be compacted, and the offset
+// behind them: they grow no more, do not wait for their upload, and are old enough.
+func (p *Partition) ripeLocal(v *view, s *Settings) (segs []locallog.SegmentInfo, next int64) {
+	for _, seg := range v.log.Segments() {
+		waiting := s.RemoteWrite && p.tier != nil && seg.NextKafka > p.tier.Snapshot().Next()
+		if !seg.Sealed || waiting || p.now().Sub(seg.SealedAt) < s.CompactionLag {
+			break
+		}
+		segs, next = append(segs, seg), seg.NextKafka
+	}
+	return segs, next
+}
+
+// ripeRemote is ripeLocal for the bucket.
+func (p *Partition) ripeRemote(s *Settings) (segs []manifest.Segment, next int64) {
+	m := p.tier.Snapshot()
+	for i := range m.Segments {
+		if p.now().Sub(p.created(&m.Segments[i])) < s.CompactionLag {
+			return m.Segments[:i], m.Segments[i].BaseOffset
+		}
+	}
+	return m.Segments, m.Next()
 }
 
 // dueNow says which tiers have gathered enough since they were compacted.
@@ -207,14 +237,8 @@ func (p *Partition) due(v *view, s *Settings) (due dueNow) {
 		return due
 	}
 	var all, dirty int64
-	next := int64(0)
-	if p.tier != nil {
-		next = p.tier.Snapshot().Next()
-	}
-	for _, seg := range v.log.Segments() {
-		if !seg.Sealed || s.RemoteWrite && p.tier != nil && seg.NextKafka > next {
-			continue
-		}
+	local, _ := p.ripeLocal(v, s)
+	for _, seg := range local {
 		all += seg.Bytes
 		if seg.NextKafka > p.cleaned.Local {
 			dirty += seg.Bytes
@@ -226,9 +250,9 @@ func (p *Partition) due(v *view, s *Settings) (due dueNow) {
 	}
 	all, dirty = 0, 0
 	var records, tombstones int64
-	m := p.tier.Snapshot()
-	for i := range m.Segments {
-		seg := &m.Segments[i]
+	remote, _ := p.ripeRemote(s)
+	for i := range remote {
+		seg := &remote[i]
 		all += seg.Size
 		records += seg.Records
 		switch {
@@ -288,20 +312,11 @@ func (p *Partition) compactDue(ctx context.Context) error {
 	case errors.Is(err, errBacklog), errors.Is(err, context.Canceled), errors.Is(err, locallog.ErrClosed):
 		return nil
 	case isCorrupt(err):
-		// Again only once there is more: the damage stays where it is.
 		p.corrupted("compaction", err)
-		p.noteCleaned(cleaned{Local: v.log.State().HighWatermark, Remote: p.remoteNext(), Purged: p.cleaned.Purged})
 	case errors.Is(err, tiered.ErrFenced):
 		return p.storeFailed(err)
 	}
 	return err
-}
-
-func (p *Partition) remoteNext() int64 {
-	if p.tier == nil {
-		return 0
-	}
-	return p.tier.Snapshot().Next()
 }
 
 // cleaned says through where each tier was compacted, and below which offset the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"time"
 
 	"keyhole/locallog"
@@ -70,19 +71,15 @@ func (p *Partition) compactBeforeUpload(ctx context.Context, segs []locallog.Seg
 // at the head. Of a topic whose uploads are switched off, what the bucket does not
 // have is compacted as if it were about to be uploaded, which it may be at any time.
 func (p *Partition) compactLocal(ctx context.Context, v *view, s *Settings, stats *CompactionStats) error {
-	var segs, waiting []locallog.SegmentInfo
-	for _, seg := range v.log.Segments() {
-		switch {
-		case !seg.Sealed:
-		case p.tier != nil && seg.NextKafka > p.tier.Snapshot().Next():
-			waiting = append(waiting, seg)
-		case p.now().Sub(seg.SealedAt) >= s.CompactionLag:
-			segs = append(segs, seg)
-		}
-	}
-	if !s.RemoteWrite {
-		if err := p.compactBeforeUpload(ctx, waiting, s, stats); err != nil {
-			return err
+	segs, _ := p.ripeLocal(v, s)
+	if p.tier != nil && !s.RemoteWrite {
+		next := p.tier.Snapshot().Next()
+		n := slices.IndexFunc(segs, func(seg locallog.SegmentInfo) bool { return seg.NextKafka > next })
+		if n >= 0 {
+			if err := p.compactBeforeUpload(ctx, segs[n:], s, stats); err != nil {
+				return err
+			}
+			segs = segs[:n]
 		}
 	}
 	if len(segs) == 0 {

@@ -1,0 +1,76 @@
+package partition
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// What was too young to be compacted is compacted once it is old enough, although
+// nothing is written any more.
+func TestCompactionAfterTheLag(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.DirtyRatio, r.settings.CompactionLag = 0.3, time.Hour
+	clock := r.clock()
+	p := r.open()
+	keys := numbered(20)
+	for round := range 10 {
+		for i, k := range keys {
+			put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+		}
+	}
+	evict(t, p)
+	for _, c := range []struct {
+		passed time.Duration
+		most   int64
+	}{{0, 200}, {2 * time.Hour, 30}} {
+		clock.add(c.passed)
+		if err := p.compactDue(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if records, _ := remoteRecords(p); records > c.most || c.passed == 0 && records != c.most {
+			t.Fatalf("after %v %d records are left for %d keys", c.passed, records, len(keys))
+		}
+	}
+}
+
+// A damaged segment of the local log does not keep the bucket from being compacted,
+// and is not looked at again and again.
+func TestCompactionWithDamageInOneTier(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	p := r.open()
+	keys := numbered(20)
+	for round := range 10 {
+		for i, k := range keys {
+			put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+		}
+	}
+	if err := p.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err := p.uploadSealed(t.Context(), p.log.Load(), p.settings.Load(), new(CompactionStats))
+	p.leave()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("/data/t/0/log/%020d-1.log", p.log.Load().Segments()[1].BaseLog)
+	r.stop()
+	data := readAll(t, r.fs, name)
+	data[len(data)/2] ^= 0xff
+	r.overwrite(name, data)
+	p = r.open()
+	s := r.settings
+	s.DirtyRatio = 0.3
+	p.Configure(s)
+	if err := p.compactDue(t.Context()); !isCorrupt(err) {
+		t.Fatalf("the damage was not met: %v", err)
+	}
+	if records, _ := remoteRecords(p); records > 60 {
+		t.Fatalf("%d records are left for %d keys", records, len(keys))
+	}
+	if err := p.compactDue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
