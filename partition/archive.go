@@ -224,12 +224,8 @@ func (p *Partition) trim(ctx context.Context, log *locallog.Log, s *Settings, cu
 		if v == nil {
 			return ErrNotReady
 		}
-		// The log first: the index must not be durable for more than it.
-		if err := log.Sync(ctx); err != nil {
-			return p.appendTrouble(err)
-		}
-		if err := v.ix.Flush(ctx); err != nil {
-			return p.flushTrouble(v, err)
+		if err := p.flush(ctx, v); err != nil {
+			return err
 		}
 		cut = min(cut, v.ix.Durable().NextKafka)
 	}
@@ -242,6 +238,18 @@ func (p *Partition) trim(ctx context.Context, log *locallog.Log, s *Settings, cu
 			p.o.Metrics.Evictions.Inc()
 			p.o.Metrics.EvictedBytes.Add(float64(seg.Bytes))
 		}
+	}
+	return nil
+}
+
+// flush makes the index durable, after the log, which it must not be ahead of. The
+// caller holds chores.
+func (p *Partition) flush(ctx context.Context, v *view) error {
+	if err := v.log.Sync(ctx); err != nil {
+		return p.appendTrouble(err)
+	}
+	if err := v.ix.Flush(ctx); err != nil {
+		return p.flushTrouble(v, err)
 	}
 	return nil
 }

@@ -229,8 +229,10 @@ func (pass *localPass) read(ctx context.Context, seg locallog.SegmentInfo, fn fu
 // settle makes durable what replaced the records that are about to go: the log
 // first, then the index that no longer points at them.
 func (p *Partition) settle(ctx context.Context, v *view) error {
-	if err := v.log.Sync(ctx); err != nil {
-		return err
+	if v.log != nil {
+		if err := v.log.Sync(ctx); err != nil {
+			return err
+		}
 	}
 	if err := v.ix.Flush(ctx); err != nil {
 		return err

@@ -228,3 +228,40 @@ func TestReplicaClosedBeforeItOpened(t *testing.T) {
 		t.Fatal("closed and not opened")
 	}
 }
+
+// A replica purges by the manifest that it serves by, and not by a newer one that it
+// has read and not applied.
+func TestReplicaPurgesByWhatItServes(t *testing.T) {
+	a := newRig(t)
+	p := a.open()
+	put(t, p, "k", "old")
+	evict(t, p)
+	b := a.replica()
+	b.settings.ReplicaInterval = time.Hour
+	q := b.open()
+	m := q.tier.Snapshot()
+	put(t, p, "k", "new")
+	evict(t, p)
+	s := a.settings
+	s.RetentionBytes = 1
+	if err := p.expire(t.Context(), &s, new(CompactionStats)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.tier.Follow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if start := q.tier.Snapshot().StartOffset; start != 1 {
+		t.Fatalf("partition begins at %d, want 1", start)
+	}
+	if err := q.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err := q.serveReplica(t.Context(), q.feed.open(), m)
+	q.leave()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(mustGet(t, q, "k").Value) != "old" {
+		t.Fatal("not what was there at this position")
+	}
+}

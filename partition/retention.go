@@ -118,11 +118,17 @@ func (p *Partition) retain(ctx context.Context, log *locallog.Log, s *Settings, 
 	if start <= log.State().LocalStart {
 		return nil
 	}
+	// An index that a crash leaves behind the local log has to ask the bucket.
+	if v := p.serving.Load(); v != nil {
+		if err := p.flush(ctx, v); err != nil {
+			return err
+		}
+	}
 	return log.TrimPrefix(ctx, start) // also what a crash came before
 }
 
 // start is the offset below which nothing is retained, as far as known.
-func (p *Partition) start(log *locallog.Log) int64 { // log is nil on a read replica
+func (p *Partition) start(log *locallog.Log) int64 {
 	if p.tier != nil {
 		return p.tier.Snapshot().StartOffset
 	}
@@ -134,6 +140,23 @@ func (p *Partition) start(log *locallog.Log) int64 { // log is nil on a read rep
 
 // expire is retain for an operator, and removes the index entries of what is gone.
 func (p *Partition) expire(ctx context.Context, s *Settings, stats *CompactionStats) error {
+	if err := p.retainSoon(ctx, s, stats); err != nil {
+		return err
+	}
+	v := p.serving.Load()
+	if v == nil {
+		return nil
+	}
+	p.compactions.halt()()
+	ctx, end, err := p.compactions.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return p.purge(ctx, v)
+}
+
+func (p *Partition) retainSoon(ctx context.Context, s *Settings, stats *CompactionStats) error {
 	if err := p.enterSoon(ctx); err != nil {
 		return err
 	}
@@ -142,19 +165,7 @@ func (p *Partition) expire(ctx context.Context, s *Settings, stats *CompactionSt
 	if log == nil {
 		return p.notServing()
 	}
-	if err := p.retain(ctx, log, s, stats); err != nil {
-		return err
-	}
-	v := p.serving.Load()
-	if v == nil {
-		return nil
-	}
-	ctx, end, err := p.compactions.begin(ctx)
-	if err != nil {
-		return err
-	}
-	defer end()
-	return p.purge(ctx, v)
+	return p.retain(ctx, log, s, stats)
 }
 
 // purgeBatch is how many entries are removed from the index at once.
@@ -164,7 +175,12 @@ const purgeBatch = 1 << 10
 // then lookups say that the record is not retained; afterwards the index is what a
 // rebuild would make. The caller has the turn of compactions.
 func (p *Partition) purge(ctx context.Context, v *view) error {
-	start := p.start(v.log)
+	var start int64
+	if v.log != nil {
+		start = p.start(v.log)
+	} else {
+		start = v.remote[0].StartOffset // and not that of a manifest that is not applied yet
+	}
 	if start <= p.cleaned.Purged {
 		return nil
 	}
@@ -174,26 +190,32 @@ func (p *Partition) purge(ctx context.Context, v *view) error {
 	}
 	defer at.Close()
 	var keys [][]byte
-	flush := func() error {
+	forget := func() error {
 		err := p.forget(v.ix, keys, start)
 		keys = keys[:0]
 		return errors.Join(err, ctx.Err())
 	}
+	n := 0
 	err = at.Scan(func(key []byte, offset int64) error {
-		if offset >= start {
+		if offset < start {
+			keys = append(keys, append([]byte(nil), key...))
+		}
+		if n++; len(keys) < purgeBatch && n%(1<<12) != 0 {
 			return nil
 		}
-		if keys = append(keys, append([]byte(nil), key...)); len(keys) < purgeBatch {
-			return nil
-		}
-		return flush()
+		return forget()
 	})
-	if err = errors.Join(err, flush()); err == nil {
-		done := p.cleaned
-		done.Purged = start
-		p.noteCleaned(done)
+	if err = errors.Join(err, forget()); err != nil {
+		return err
 	}
-	return err
+	// What is noted must not be undone by a crash.
+	if err := p.settle(ctx, v); err != nil {
+		return err
+	}
+	done := p.cleaned
+	done.Purged = start
+	p.noteCleaned(done)
+	return nil
 }
 
 // forget removes the entries of keys that still point below start. Appends wait

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
 	"keyhole/objstore"
 	"keyhole/objstore/objstoretest"
 	"keyhole/record"
@@ -291,5 +293,133 @@ func TestRetentionGoesOnAfterACrash(t *testing.T) {
 	compact(t, p)
 	if at := p.log.Load().State().LocalStart; at < start {
 		t.Fatalf("local log still begins at %d, the partition at %d", at, start)
+	}
+}
+
+// retained applies retention as a chore does.
+func retained(t *testing.T, p *Partition, s Settings) {
+	t.Helper()
+	if err := p.retainSoon(t.Context(), &s, new(CompactionStats)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// powerOff leaves the rig at rest with what was synced.
+func (r *rig) powerOff() {
+	r.t.Helper()
+	after := r.fs.(*vfs.MemFS).CrashClone(vfs.CrashCloneCfg{})
+	r.stop()
+	r.fs = after
+}
+
+// A power cut does not undo a purge that is noted.
+func TestPurgeSurvivesAPowerCut(t *testing.T) {
+	r := newRig(t)
+	p := r.open()
+	fill(t, p, "k", 30)
+	evict(t, p)
+	s := r.settings
+	s.RetentionAge = 0
+	if err := p.expire(t.Context(), &s, new(CompactionStats)); err != nil {
+		t.Fatal(err)
+	}
+	r.powerOff()
+	p = r.open()
+	if err := p.compactDue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := get(p, "k-007"); !errors.Is(err, ErrKeyNotFound) {
+		t.Fatalf("purged, then a power cut: %v", err)
+	}
+}
+
+// After retention and a power cut the index needs nothing from the bucket, so what
+// is local is served although the store is away.
+func TestPowerCutAfterRetentionWithTheStoreAway(t *testing.T) {
+	r := newRig(t)
+	p := r.open()
+	fill(t, p, "old", 60)
+	if err := p.log.Load().Roll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err := p.uploadSealed(t.Context(), p.log.Load(), p.settings.Load(), new(CompactionStats))
+	p.leave()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := r.settings
+	s.RetentionAge = 0
+	retained(t, p, s)
+	put(t, p, "hot", "v")
+	r.powerOff()
+	r.store.Before(func(context.Context, objstoretest.Call) error { return objstore.ErrUnavailable })
+	mustGet(t, r.open(), "hot")
+}
+
+// An operator's retention ends the background's compaction and does not keep the
+// chores from being done while it waits for that.
+func TestExpireDoesNotWaitForCompaction(t *testing.T) {
+	r := newRig(t)
+	p := r.open()
+	ctx, end, err := p.compactions.begin(p.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		<-ctx.Done()
+		if err := p.enter(t.Context()); err != nil {
+			t.Error(err)
+		} else {
+			p.leave()
+		}
+		end()
+	}()
+	soon, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := p.expire(soon, p.settings.Load(), new(CompactionStats)); err != nil {
+		t.Error(err)
+	}
+	p.cancel() // also if it did not
+	<-ended
+}
+
+// asked counts how often a context is asked whether it has ended.
+type asked struct {
+	context.Context
+	times int
+}
+
+func (a *asked) Err() error {
+	a.times++
+	return a.Context.Err()
+}
+
+// A purge that finds nothing to remove notices that it is to end.
+func TestPurgeEndsWithItsContext(t *testing.T) {
+	r := newRig(t)
+	p := r.open()
+	fill(t, p, "k", 30)
+	evict(t, p)
+	s := r.settings
+	s.RetentionAge = 0
+	retained(t, p, s)
+	recs := make([]record.Record, 10000)
+	for i := range recs {
+		recs[i] = record.Record{Key: fmt.Appendf(nil, "a-%05d", i)}
+		recs[i].Value = recs[i].Key
+	}
+	if _, err := p.Append(t.Context(), recs); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	a := &asked{Context: ctx}
+	if err := p.purge(a, p.serving.Load()); !errors.Is(err, context.Canceled) || a.times < 2 {
+		t.Fatalf("asked %d times: %v", a.times, err)
 	}
 }
