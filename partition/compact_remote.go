@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"keyhole/manifest"
@@ -112,7 +113,7 @@ func (pass *remotePass) age(seg *manifest.Segment) time.Duration {
 
 // groups picks the runs of neighbours that are worth a rewrite: those that begin
 // with a segment that is mostly dead, and those of many small ones. A group becomes
-// one segment of at most segment.bytes.
+// one segment of at most segment.bytes, of one age.
 func (pass *remotePass) groups(list []candidate) [][]candidate {
 	var groups [][]candidate
 	for i := 0; i < len(list); {
@@ -136,7 +137,7 @@ func (pass *remotePass) group(list []candidate) int {
 		}
 		d := c.dead() > 0 && float64(c.dead()) >= pass.ratio()*float64(c.Records)
 		small := c.after() <= pass.s.SegmentBytes/smallShare
-		if !d && !small || n > 0 && size+c.after() > pass.s.SegmentBytes {
+		if !d && !small || n > 0 && (size+c.after() > pass.s.SegmentBytes || !pass.coeval(list[:n], c)) {
 			break
 		}
 		dirty = dirty || d
@@ -151,6 +152,26 @@ func (pass *remotePass) group(list []candidate) int {
 		return n
 	}
 	return 0
+}
+
+// ages is into how many parts a limit of age is divided. Only what was created within
+// the same part becomes one segment, so nothing stays for longer than a part beyond
+// its time.
+const ages = 4
+
+// coeval reports whether c may become one segment with those before it. The new one
+// is as young as the youngest of them, so what is merged with newer segments again
+// and again would not reach the age at which its tombstones go, or its records.
+func (pass *remotePass) coeval(list []candidate, c *candidate) bool {
+	same := func(limit time.Duration) bool {
+		part := max(limit/ages, time.Millisecond)
+		return pass.p.created(&list[0].Segment).Truncate(part).Equal(pass.p.created(&c.Segment).Truncate(part))
+	}
+	if pass.s.RetentionAge > 0 && !same(pass.s.RetentionAge) {
+		return false
+	}
+	waiting := slices.ContainsFunc(list, func(c candidate) bool { return c.Tombstones > 0 && !c.due })
+	return !waiting || same(pass.s.DeleteRetention)
 }
 
 func (pass *remotePass) ratio() float64 {

@@ -1,8 +1,10 @@
 package partition
 
 import (
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"keyhole/record"
 )
@@ -32,5 +34,45 @@ func TestGroupsStayWithinASegment(t *testing.T) {
 		if limit := r.settings.SegmentBytes * 3 / 2; seg.Size > limit {
 			t.Fatalf("segment of %d bytes; at most some %d are wanted", seg.Size, limit)
 		}
+	}
+}
+
+// What is merged with newer segments again and again grows old all the same: its
+// tombstones go, and retention takes it.
+func TestMergedSegmentsGrowOld(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.SegmentBytes = 1 << 20
+	r.settings.DirtyRatio = 0.2
+	r.settings.DeleteRetention = 4 * time.Hour
+	r.settings.RetentionAge = 8 * time.Hour
+	clock := r.clock()
+	p := r.open()
+	put(t, p, "deleted", "v")
+	put(t, p, "cold", "v")
+	del(t, p, "deleted")
+	keys := numbered(20)
+	for round := range 24 {
+		for i, k := range keys {
+			put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+		}
+		evict(t, p)
+		if err := p.compactDue(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		retained(t, p, *p.settings.Load())
+		if _, tombstones := remoteRecords(p); tombstones != 0 && round > 14 {
+			t.Fatalf("%d tombstones are left after %v", tombstones, time.Duration(round)*30*time.Minute)
+		}
+		clock.add(30 * time.Minute)
+	}
+	if _, err := get(p, "cold"); !errors.Is(err, ErrNotRetained) && !errors.Is(err, ErrKeyNotFound) {
+		t.Fatalf("cold key: %v", err)
+	}
+	for _, k := range keys {
+		mustGet(t, p, k)
+	}
+	if n := len(p.tier.Snapshot().Segments); n > 2*ages {
+		t.Fatalf("%d segments are left", n)
 	}
 }
