@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -169,14 +170,21 @@ func (w *world) tidy() {
 		w.t.Fatalf("collect: %+v, %v", got, err)
 	}
 	named := map[string]bool{"cluster.json": true}
+	begun := make(map[string]int64) // prefix of a partition whose uploads were switched off → what it may have begun to upload
 	for _, t := range w.topics {
 		named[t.name+"/"+t.id+"/topic.json"] = true
 		for n := range t.parts {
 			prefix := tiered.Prefix(t.name, t.id, int32(n))
 			named[prefix+"manifest.json"] = true
 			m := w.manifest(t, n)
+			if !w.remoteWrite(t) {
+				begun[prefix] = 0
+			}
 			if m == nil {
 				continue
+			}
+			if !w.remoteWrite(t) {
+				begun[prefix] = m.Next()
 			}
 			for i := range m.Segments {
 				named[tiered.LogKey(prefix, &m.Segments[i])], named[tiered.IndexKey(prefix, &m.Segments[i])] = true, true
@@ -188,6 +196,12 @@ func (w *world) tidy() {
 		}
 	}
 	for key := range w.objects() {
+		dir, base := path.Split(key)
+		if from, ok := begun[dir]; ok && len(base) > 20 {
+			if offset, err := strconv.ParseInt(base[:20], 10, 64); err == nil && offset >= from {
+				continue
+			}
+		}
 		if !named[key] && !strings.HasPrefix(key, "~probe/") { // left by a crash between the two sides of a probe
 			w.t.Errorf("nobody needs %s, and it is still there", key)
 		}
