@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
+	"keyhole/index"
 	"keyhole/locallog"
 	"keyhole/manifest"
 	"keyhole/tiered"
@@ -138,6 +140,17 @@ func (p *Partition) compactionTrouble(ctx context.Context, err error) error {
 	case errors.Is(err, errTakeOver):
 		p.wake() // the next chore begins the log anew
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	case errors.Is(err, ErrDiskFull), errors.Is(err, ErrReadOnly):
+		return err
+	case errors.Is(err, locallog.ErrReadOnly):
+		return p.appendTrouble(err)
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%w: %w", ErrDiskFull, err)
+	}
+	for _, passing := range []error{index.ErrFailed, index.ErrClosed, locallog.ErrClosed, locallog.ErrTruncated, tiered.ErrMoved, errBacklog} {
+		if errors.Is(err, passing) {
+			return fmt.Errorf("%w: %w", ErrNotReady, err)
+		}
 	}
 	return err
 }
