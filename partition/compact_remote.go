@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"keyhole/locallog"
 	"keyhole/manifest"
 	"keyhole/tiered"
 )
@@ -59,6 +60,14 @@ func (c *candidate) after() int64 {
 func (p *Partition) compactRemote(ctx context.Context, v *view, s *Settings, forced bool, stats *CompactionStats) error {
 	m := p.tier.Snapshot()
 	live, err := newLiveness(ctx, v, m.Next())
+	for range maxMoves {
+		if !errors.Is(err, locallog.ErrBelowStart) {
+			break
+		}
+		// What was being read has been uploaded and evicted meanwhile.
+		m = p.tier.Snapshot()
+		live, err = newLiveness(ctx, v, m.Next())
+	}
 	if err != nil {
 		return err
 	}
