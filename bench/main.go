@@ -68,10 +68,13 @@ func run(ctx context.Context, args []string) (err error) {
 	quick := flags.Bool("quick", false, "few rounds and little data: is everything in order?")
 	full := flags.Bool("full", false, "also what takes minutes, such as ten million keys")
 	asJSON := flags.Bool("json", false, "print JSON instead of a table")
+	limit := flags.Duration("limit", 30*time.Minute, "time after which the rest is given up")
 	only := flags.String("only", "", "sections to run, with commas between: "+strings.Join(names(), ", "))
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, *limit)
+	defer cancel()
 	chosen, err := choose(*only)
 	if err != nil {
 		return err
@@ -146,6 +149,9 @@ type scale struct {
 	chunkColds int
 	chunkMixed int
 
+	shapes      []string // of keyhole.remote.compression.type, the one without merging first
+	shapeBlocks int
+
 	rebuildBytes  int // of values
 	rebuildRounds int
 
@@ -169,6 +175,7 @@ var (
 		hotRounds: 3, hotRound: time.Second, hotKeys: 10_000,
 		coldBlocks: 3, coldBlock: 80, coldKeys: 5_000,
 		chunkSizes: []int64{16 << 10, 128 << 10}, chunkBytes: 6 << 20, chunkColds: 60, chunkMixed: 200,
+		shapes: []string{"producer", "zstd"}, shapeBlocks: 1,
 		rebuildBytes: 8 << 20, rebuildRounds: 1,
 		compactBytes: 4 << 20, compactRounds: 1, besideRounds: 1, besideRound: 500 * time.Millisecond, besideBytes: 24 << 20,
 		appendRounds: 3, appends: 4_000,
@@ -180,6 +187,7 @@ var (
 		hotRounds: 9, hotRound: 3 * time.Second, hotKeys: 50_000,
 		coldBlocks: 10, coldBlock: 200, coldKeys: 20_000,
 		chunkSizes: []int64{16 << 10, 32 << 10, 64 << 10, 128 << 10}, chunkBytes: 1 << 40, chunkColds: 300, chunkMixed: 3000,
+		shapes: []string{"producer", "none", "zstd"}, shapeBlocks: 9,
 		rebuildBytes: 64 << 20, rebuildRounds: 5,
 		compactBytes: 32 << 20, compactRounds: 5, besideRounds: 7, besideRound: 1500 * time.Millisecond, besideBytes: 96 << 20,
 		appendRounds: 15, appends: 8_000,
@@ -190,6 +198,8 @@ var (
 		s := normal
 		s.name = "full"
 		s.growth = []int{10_000, 1_000_000, 10_000_000}
+		s.shapes = []string{"producer", "none", "snappy", "lz4", "gzip", "zstd"}
+		s.chunkSizes = append(slices.Clone(s.chunkSizes), 256<<10, 512<<10, 1<<20)
 		return s
 	}()
 )

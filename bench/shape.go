@@ -11,9 +11,8 @@ import (
 	"keyhole/objstore"
 )
 
-// shapes are the values of keyhole.remote.compression.type, the one without merging
-// first.
-var shapes = []string{"producer", "none", "snappy", "lz4", "gzip", "zstd"}
+// shapeBlock is how many cold lookups make one ratio.
+const shapeBlock = 60
 
 // measureShape uploads real data in every shape, and measures what is stored, what
 // a cold lookup reads, and how long it takes against the same ranged GET.
@@ -47,13 +46,13 @@ func measureShape(ctx context.Context, b *bench) error {
 	for _, d := range sets {
 		var lines [][]string
 		var before shapeResult
-		for _, shape := range shapes {
+		for i, shape := range b.scale.shapes {
 			fmt.Fprintf(b.log, "shape: %s, %s\n", d.name, shape)
 			r, err := b.shape(ctx, n, s, bucket, d, shape)
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", d.name, shape, err)
 			}
-			if shape == shapes[0] {
+			if i == 0 {
 				before = r
 			}
 			lines = append(lines, []string{
@@ -71,7 +70,7 @@ func measureShape(ctx context.Context, b *bench) error {
 type shapeResult struct {
 	stored    int64   // bytes of all objects
 	perLookup float64 // bytes
-	p50, p99  float64 // of cold lookups, as ratios to the same ranged GETs
+	p50, p99  float64 // of cold lookups, as ratios to the same ranged GETs, medians of blocks
 }
 
 func (b *bench) shape(ctx context.Context, n *node, s *store, bucket objstore.Bucket, d *dataset, shape string) (r shapeResult, err error) {
@@ -96,31 +95,36 @@ func (b *bench) shape(ctx context.Context, n *node, s *store, bucket objstore.Bu
 		return r, err
 	}
 	random := rand.New(rand.NewPCG(1, 2)) // the same keys for every shape
-	keys := make([]string, b.scale.chunkColds)
+	keys := make([]string, b.scale.shapeBlocks*shapeBlock)
 	for i := range keys {
 		keys[i] = d.live[random.IntN(len(d.live))]
 	}
 	if _, err := n.coldLookups(ctx, topic, keys[:coldConns*2]); err != nil {
 		return r, err
 	}
-	var ours, peers latencies
-	var bytes int64
-	for piece := range slices.Chunk(keys, coldPiece) {
-		s.proxy.take()
-		times, err := n.coldLookups(ctx, topic, piece)
-		if err != nil {
-			return r, err
+	var p50, p99 []float64
+	var bytes, lookups int64
+	for block := range slices.Chunk(keys, shapeBlock) {
+		var ours, peers latencies
+		for piece := range slices.Chunk(block, coldPiece) {
+			s.proxy.take()
+			times, err := n.coldLookups(ctx, topic, piece)
+			if err != nil {
+				return r, err
+			}
+			seen := s.proxy.take()
+			again, err := readSpans(ctx, bucket, seen.spans)
+			if err != nil {
+				return r, err
+			}
+			ours, peers = append(ours, times...), append(peers, again...)
+			bytes += seen.bytes
+			lookups += int64(len(times))
 		}
-		seen := s.proxy.take()
-		again, err := readSpans(ctx, bucket, seen.spans)
-		if err != nil {
-			return r, err
-		}
-		ours, peers = append(ours, times...), append(peers, again...)
-		bytes += seen.bytes
+		p50 = append(p50, float64(ours.quantile(0.5))/float64(peers.quantile(0.5)))
+		p99 = append(p99, float64(ours.quantile(0.99))/float64(peers.quantile(0.99)))
 	}
-	r.perLookup = float64(bytes) / float64(len(ours))
-	r.p50 = float64(ours.quantile(0.5)) / float64(peers.quantile(0.5))
-	r.p99 = float64(ours.quantile(0.99)) / float64(peers.quantile(0.99))
+	r.perLookup = float64(bytes) / float64(lookups)
+	r.p50, r.p99 = spreadOf(p50).Median, spreadOf(p99).Median
 	return r, n.api(ctx, "DELETE", "/v1/topics/"+topic, nil, nil)
 }
