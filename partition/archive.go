@@ -117,18 +117,23 @@ func (p *Partition) uploadSealed(ctx context.Context, log *locallog.Log, s *Sett
 	return nil
 }
 
-// uploadGroup uploads the next few segments and reports whether more may follow.
+// uploadGroup uploads the next few segments, or as many as were compacted as a whole,
+// and reports whether more may follow.
 func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log, s *Settings, stats *CompactionStats) (more bool, err error) {
-	next := p.tier.Snapshot().Next()
+	next, together := p.tier.Snapshot().Next(), p.together.Load()
+	whole := min(together, log.State().HighWatermark) // what is behind was lost in a crash
 	var segs []locallog.SegmentInfo
 	for _, seg := range log.Segments() {
 		if !seg.Sealed || seg.NextKafka <= next || seg.BaseKafka == seg.NextKafka {
 			continue
 		}
-		if more = len(segs) == uploadGroup; more {
+		if more = len(segs) >= uploadGroup && seg.BaseKafka >= whole; more {
 			break
 		}
 		segs = append(segs, seg)
+	}
+	if n := len(segs); n > 0 && segs[n-1].NextKafka < whole {
+		return false, nil // a crash came before the rest was sealed; it will be
 	}
 	if err := p.compactBeforeUpload(ctx, segs, s, stats); err != nil {
 		if ctx.Err() != nil {
@@ -151,6 +156,9 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log, s *Setti
 		}
 		sources = append(sources, &source{SegmentReader: r, moved: &p.moved})
 		size += r.Size()
+	}
+	if p.together.Load() != together {
+		return true, nil // uploads were off meanwhile, and some of these may lack what others have
 	}
 	if len(sources) > 0 {
 		if _, err := p.tier.Upload(ctx, sources); err != nil {

@@ -332,13 +332,14 @@ func (p *Partition) compactDue(ctx context.Context) error {
 	return err
 }
 
-// cleaned says through where each tier was compacted, and below which offset the
-// index was purged: Kafka offsets, exclusive. It is kept in a file so that a restart
+// cleaned says through where each tier was compacted, below which offset the index was
+// purged, and through where the local log was compacted as a whole and not for its
+// upload: Kafka offsets, exclusive. It is kept in a file so that a restart
 // does not do all of that again; without the file it begins at 0. Whoever holds the
 // turn of compactions has it.
-type cleaned struct{ Local, Remote, Purged int64 }
+type cleaned struct{ Local, Remote, Purged, Together int64 }
 
-const cleanedFormat = "local=%d remote=%d purged=%d\n"
+const cleanedFormat = "local=%d remote=%d purged=%d together=%d\n"
 
 func (p *Partition) cleanedPath() string { return p.o.FS.PathJoin(p.o.Dir, "compacted") }
 
@@ -348,17 +349,39 @@ func (p *Partition) loadCleaned() {
 		return
 	}
 	var c cleaned
-	if _, err := fmt.Sscanf(string(data), cleanedFormat, &c.Local, &c.Remote, &c.Purged); err == nil && min(c.Local, c.Remote, c.Purged) >= 0 {
+	if _, err := fmt.Sscanf(string(data), cleanedFormat, &c.Local, &c.Remote, &c.Purged, &c.Together); err == nil && min(c.Local, c.Remote, c.Purged, c.Together) >= 0 {
 		p.cleaned = c
+		p.together.Store(c.Together)
 	}
 }
 
 func (p *Partition) noteCleaned(c cleaned) {
+	c.Together = p.together.Load()
 	if c == p.cleaned {
 		return
 	}
-	p.cleaned = c
-	if err := manifest.WriteFile(p.o.FS, p.cleanedPath(), fmt.Appendf(nil, cleanedFormat, c.Local, c.Remote, c.Purged)); err != nil {
+	if err := p.writeCleaned(c); err != nil {
 		p.o.Logger.Warn("cannot note how far the tiers are compacted", "err", err)
 	}
+	p.cleaned = c
+}
+
+// noteTogether notes that the local log below next goes to the bucket with one
+// manifest, or not at all: what lies in between it may not show.
+func (p *Partition) noteTogether(next int64) error {
+	if next <= p.together.Load() {
+		return nil
+	}
+	c := p.cleaned
+	c.Together = next
+	if err := p.writeCleaned(c); err != nil {
+		return fmt.Errorf("note how far the local log is compacted: %w", err)
+	}
+	p.cleaned = c
+	p.together.Store(next)
+	return nil
+}
+
+func (p *Partition) writeCleaned(c cleaned) error {
+	return manifest.WriteFile(p.o.FS, p.cleanedPath(), fmt.Appendf(nil, cleanedFormat, c.Local, c.Remote, c.Purged, c.Together))
 }

@@ -74,3 +74,40 @@ func TestCompactionWithDamageInOneTier(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// The local log is compacted as a whole also where uploads are switched off or there
+// is no store. When what is left goes to the bucket after all, one manifest shows it.
+func TestCompactionWithoutUploads(t *testing.T) {
+	for _, noStore := range []bool{false, true} {
+		r := newRig(t)
+		r.settings = compacting()
+		r.settings.RemoteWrite = false
+		r.noStore = noStore
+		p := r.open()
+		keys := numbered(20)
+		for round := range 40 {
+			for i, k := range keys {
+				put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+			}
+		}
+		want := answers(t, p, keys)
+		compact(t, p)
+		if n := localRecords(t, p); n != len(keys) {
+			t.Fatalf("%d records are left for %d keys", n, len(keys))
+		}
+		end := p.log.Load().State().HighWatermark
+		r.noStore = false
+		r.settings.RemoteWrite = true
+		p = r.reopen()
+		if err := p.enter(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_, err := p.uploadGroup(t.Context(), p.log.Load(), p.settings.Load(), new(CompactionStats))
+		p.leave()
+		if next := p.tier.Snapshot().Next(); err != nil || next != end {
+			t.Fatalf("the bucket ends at %d, want %d: %v", next, end, err)
+		}
+		r.stop()
+		sameAnswers(t, "bucket alone", answers(t, r.other("node-b").open(), keys), want)
+	}
+}

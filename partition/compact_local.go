@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"time"
 
 	"keyhole/locallog"
@@ -66,26 +65,37 @@ func (p *Partition) compactBeforeUpload(ctx context.Context, segs []locallog.Seg
 	return nil
 }
 
-// compactLocal compacts what is sealed and will not be uploaded any more. What has
-// been replaced anywhere goes: only this node reads the local log, and its index is
-// at the head. Of a topic whose uploads are switched off, what the bucket does not
-// have is compacted as if it were about to be uploaded, which it may be at any time.
+// compactLocal compacts what is sealed and does not wait for its upload. Of what the
+// bucket has, whatever has been replaced anywhere goes: only this node reads the local
+// log, and its index is at the head. What the bucket does not have, because uploads
+// are switched off or there is no store, it may get at any time; that is compacted by
+// itself, and goes to the bucket as a whole if it does.
 func (p *Partition) compactLocal(ctx context.Context, v *view, s *Settings, stats *CompactionStats) error {
-	segs, _ := p.ripeLocal(v, s)
-	if p.tier != nil && !s.RemoteWrite {
-		next := p.tier.Snapshot().Next()
-		n := slices.IndexFunc(segs, func(seg locallog.SegmentInfo) bool { return seg.NextKafka > next })
-		if n >= 0 {
-			if err := p.compactBeforeUpload(ctx, segs[n:], s, stats); err != nil {
-				return err
-			}
-			segs = segs[:n]
+	segs, next := p.ripeLocal(v, s)
+	n := 0
+	if p.tier != nil {
+		have := p.tier.Snapshot().Next()
+		for n < len(segs) && segs[n].NextKafka <= have {
+			n++
 		}
 	}
-	if len(segs) == 0 {
+	if n > 0 {
+		if err := p.compactSealed(ctx, v, s, segs[:n], v.ix.Applied().NextKafka, stats); err != nil {
+			return err
+		}
+	}
+	if n == len(segs) {
 		return nil
 	}
-	live, err := newLiveness(ctx, v, v.ix.Applied().NextKafka)
+	if err := p.noteTogether(next); err != nil {
+		return err
+	}
+	return p.compactSealed(ctx, v, s, segs[n:], next, stats)
+}
+
+// compactSealed removes from segs what has been replaced below bound.
+func (p *Partition) compactSealed(ctx context.Context, v *view, s *Settings, segs []locallog.SegmentInfo, bound int64, stats *CompactionStats) error {
+	live, err := newLiveness(ctx, v, bound)
 	if err != nil {
 		return err
 	}

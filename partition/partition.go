@@ -80,10 +80,11 @@ type Partition struct {
 	chores chan struct{}
 
 	compactions     compactions
-	cleaned         cleaned   // for the holder of a compaction's turn
-	tombstonesTried time.Time // when they alone were last a reason to compact; likewise
-	listedOrphans   time.Time // for the holder of chores
-	indexName       string    // of the index's directory
+	cleaned         cleaned      // for the holder of a compaction's turn
+	together        atomic.Int64 // cleaned.Together, for the holder of chores
+	tombstonesTried time.Time    // when they alone were last a reason to compact; likewise
+	listedOrphans   time.Time    // for the holder of chores
+	indexName       string       // of the index's directory
 
 	mu struct {
 		sync.Mutex
