@@ -37,7 +37,7 @@ e2e: bin/.versitygw-$(VERSITYGW) ## the tests of the built binary alone
 	$(GO) test $(RACE) -count=1 -timeout 20m ./cmd/... ./e2e/... ./scripts/...
 
 # Ratios against peers, in one run; prints the table of docs/benchmarks.md.
-bench: bin/.versitygw-$(VERSITYGW) ## ratios against peers, seven minutes
+bench: bin/.versitygw-$(VERSITYGW) ## ratios against peers, a quarter of an hour
 	$(GO) run ./bench
 
 demo: ## what it does, on real input

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -68,10 +67,7 @@ func (b *bench) coldClient(ctx context.Context, s *store, client objstore.Client
 	if client != objstore.ClientAWS {
 		return nil // what follows depends on keyhole and not on the client
 	}
-	if err := b.coldRequests(ctx, n, s, topic, keys); err != nil {
-		return err
-	}
-	return b.rebuild(ctx, n, s, dir)
+	return b.coldRequests(ctx, n, s, topic, keys)
 }
 
 // openBucket opens the store with the credentials of this run.
@@ -304,43 +300,5 @@ func (b *bench) coldRequests(ctx context.Context, n *node, s *store, topic strin
 		b.report.value("ranged GETs, "+k.name, "1/lookup", float64(ranged)/float64(len(asked)), k.goal)
 	}
 	b.report.value("other requests to the store during all of these", "", float64(others), "0")
-	return nil
-}
-
-// rebuild removes the indexes of a node and counts what it reads to have them
-// back.
-func (b *bench) rebuild(ctx context.Context, n *node, s *store, dir string) error {
-	if err := n.halt(); err != nil {
-		return err
-	}
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err == nil && e.IsDir() && e.Name() == "kv_index" {
-			if err := os.RemoveAll(path); err != nil {
-				return err
-			}
-			return fs.SkipDir
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	s.proxy.take()
-	start := time.Now()
-	if err := n.start(ctx); err != nil {
-		return err
-	}
-	took := time.Since(start)
-	read := s.proxy.take().bytes
-	stored, err := s.logBytes()
-	if err != nil {
-		return err
-	}
-	share := float64(read) / float64(stored)
-	b.report.Rows = append(b.report.Rows, row{
-		Section: b.report.section, Name: "rebuild of the index, bytes read", Unit: "KiB", Keyhole: float64(read) / 1024, Peer: float64(stored) / 1024, PeerIs: "log in the store",
-		Ratio: &spread{share, share, share}, Goal: "≤ 0.1",
-	})
-	b.report.value("rebuild of the index, until ready", "s", took.Seconds(), "")
 	return nil
 }

@@ -268,9 +268,6 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// logBytes is the size of all .log objects.
-func (s *store) logBytes() (int64, error) { return sizeOf(s.dir, ".log") }
-
 // sizeOf adds up the files below dir with a suffix.
 func sizeOf(dir, suffix string) (int64, error) {
 	var sum int64
