@@ -62,6 +62,7 @@ func compactHistory(t *testing.T, h *history, s *store, codec string) {
 	t.Logf("seed %d", seed)
 	load := newHistoryLoad(t, r, seed)
 	load.start(t)
+	defer load.end()
 	n.setTopic(historyTopic, object{"min.compaction.lag.ms": 0})
 	out := n.mustCLI("", "tier", "compact", historyTopic, "--json")
 	var done []struct {
@@ -225,11 +226,16 @@ func (hl *historyLoad) look(t *testing.T, rng *rand.Rand, keys []string) {
 	}
 }
 
-func (hl *historyLoad) stop(t *testing.T) {
-	t.Helper()
+// end waits for the clients to end.
+func (hl *historyLoad) end() {
 	hl.cancel()
 	hl.load.stop()
 	hl.wg.Wait()
+}
+
+func (hl *historyLoad) stop(t *testing.T) {
+	t.Helper()
+	hl.end()
 	hl.l.report(t, "while it was compacted")
 	t.Logf("while it was compacted: %d local and %d cold values of the history, and %v", hl.local.Load(), hl.cold.Load(), hl.l.totals())
 }

@@ -276,7 +276,7 @@ func (n *node) mustCLI(stdin string, args ...string) string {
 
 func runCLI(t testing.TB, stdin string, env []string, args ...string) cliResult {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = env
