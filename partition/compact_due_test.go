@@ -111,3 +111,26 @@ func TestCompactionWithoutUploads(t *testing.T) {
 		sameAnswers(t, "bucket alone", answers(t, r.other("node-b").open(), keys), want)
 	}
 }
+
+// Compacting what is about to be uploaded is progress: whoever waits for an eviction
+// is not told that the store is away because it takes long.
+func TestCompactionBeforeUploadIsProgress(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.RemoteWrite = false
+	p := r.open()
+	put(t, p, "k", "old")
+	put(t, p, "k", "new")
+	if err := p.log.Load().Roll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s := r.settings
+	s.DirtyRatio = 0
+	p.moved.Store(0)
+	if err := p.compactBeforeUpload(t.Context(), p.log.Load().Segments()[:1], &s, new(CompactionStats)); err != nil {
+		t.Fatal(err)
+	}
+	if p.moved.Load() == 0 {
+		t.Fatal("nothing has moved")
+	}
+}

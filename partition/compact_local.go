@@ -22,6 +22,8 @@ type localPass struct {
 	now   time.Time
 	ratio float64 // 0: any
 	stats *CompactionStats
+
+	progress func() // called again and again
 }
 
 // maxBehind is how many times a segment's size may lie behind it before it is
@@ -38,6 +40,8 @@ func (p *Partition) compactBeforeUpload(ctx context.Context, segs []locallog.Seg
 	if v == nil || s.DirtyRatio > 1 {
 		return nil
 	}
+	// Whoever waits for the upload waits for this, too, and it is not stuck.
+	progress := func() { p.moved.Store(time.Now().UnixNano()) }
 	for _, seg := range segs {
 		behind := int64(0)
 		for _, other := range v.log.Segments() {
@@ -48,14 +52,14 @@ func (p *Partition) compactBeforeUpload(ctx context.Context, segs []locallog.Seg
 		if behind > maxBehind*seg.Bytes || p.now().Sub(seg.SealedAt) < s.CompactionLag || v.ix.Applied().NextKafka < seg.NextKafka {
 			continue
 		}
-		live, err := newLiveness(ctx, v, seg.NextKafka)
+		live, err := newLiveness(ctx, v, seg.NextKafka, progress)
 		if errors.Is(err, errBacklog) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), ratio: s.DirtyRatio, stats: stats}
+		pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), ratio: s.DirtyRatio, stats: stats, progress: progress}
 		err = pass.run(ctx, []locallog.SegmentInfo{seg}, false)
 		live.close()
 		if err != nil {
@@ -95,12 +99,12 @@ func (p *Partition) compactLocal(ctx context.Context, v *view, s *Settings, stat
 
 // compactSealed removes from segs what has been replaced below bound.
 func (p *Partition) compactSealed(ctx context.Context, v *view, s *Settings, segs []locallog.SegmentInfo, bound int64, stats *CompactionStats) error {
-	live, err := newLiveness(ctx, v, bound)
+	live, err := newLiveness(ctx, v, bound, func() {})
 	if err != nil {
 		return err
 	}
 	defer live.close()
-	pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), stats: stats}
+	pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), stats: stats, progress: func() {}}
 	// Where a bucket has older records, they go first, and the tombstone with them.
 	return pass.run(ctx, segs, p.tier == nil && !p.hadStore(v.log))
 }
@@ -165,6 +169,7 @@ func (pass *localPass) compact(ctx context.Context, seg locallog.SegmentInfo) (c
 		KeepCodec: pass.s.KeepCodec,
 		Target:    batchTarget,
 		Keep: func(key []byte, offset int64, tombstone bool) (bool, error) {
+			pass.progress()
 			keep, err := pass.live.keep(key, offset, tombstone)
 			if !keep && tombstone {
 				tombstones++
@@ -219,6 +224,7 @@ func (pass *localPass) read(ctx context.Context, seg locallog.SegmentInfo, fn fu
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+		pass.progress()
 		if err := r.Reset(batch, maxUncompressed); err != nil {
 			return err
 		}

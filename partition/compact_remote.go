@@ -59,14 +59,14 @@ func (c *candidate) after() int64 {
 // compactRemote compacts the bucket. Only what the bucket itself replaces goes.
 func (p *Partition) compactRemote(ctx context.Context, v *view, s *Settings, forced bool, stats *CompactionStats) error {
 	m := p.tier.Snapshot()
-	live, err := newLiveness(ctx, v, m.Next())
+	live, err := newLiveness(ctx, v, m.Next(), func() {})
 	for range maxMoves {
 		if !errors.Is(err, locallog.ErrBelowStart) {
 			break
 		}
 		// What was being read has been uploaded and evicted meanwhile.
 		m = p.tier.Snapshot()
-		live, err = newLiveness(ctx, v, m.Next())
+		live, err = newLiveness(ctx, v, m.Next(), func() {})
 	}
 	if err != nil {
 		return err

@@ -388,7 +388,7 @@ func TestTombstonesStayWhereThereWasAStore(t *testing.T) {
 func localRecords(t *testing.T, p *Partition) (n int) {
 	t.Helper()
 	v := p.serving.Load()
-	pass := localPass{p: p, v: v}
+	pass := localPass{p: p, v: v, progress: func() {}}
 	for _, seg := range v.log.Segments() {
 		if err := pass.read(t.Context(), seg, func([]byte, int64, bool) error { n++; return nil }); err != nil {
 			t.Fatal(err)

@@ -54,14 +54,14 @@ type fate struct {
 }
 
 // newLiveness takes a snapshot of the index and reads what the log has behind
-// bound. The caller closes it.
-func newLiveness(ctx context.Context, v *view, bound int64) (*liveness, error) {
+// bound, calling progress for each batch. The caller closes it.
+func newLiveness(ctx context.Context, v *view, bound int64, progress func()) (*liveness, error) {
 	at, err := v.ix.Snapshot()
 	if err != nil {
 		return nil, err
 	}
 	l := &liveness{at: at, bound: min(bound, at.Applied().NextKafka), seed: maphash.MakeSeed(), recent: make(map[uint64]struct{})}
-	if err := l.readRecent(ctx, v.log); err != nil {
+	if err := l.readRecent(ctx, v.log, progress); err != nil {
 		l.close()
 		return nil, fmt.Errorf("read what is not in the bucket yet: %w", err)
 	}
@@ -71,13 +71,14 @@ func newLiveness(ctx context.Context, v *view, bound int64) (*liveness, error) {
 func (l *liveness) close() { l.at.Close() }
 
 // readRecent takes down the keys of all records from bound on.
-func (l *liveness) readRecent(ctx context.Context, log *locallog.Log) error {
+func (l *liveness) readRecent(ctx context.Context, log *locallog.Log, progress func()) error {
 	if l.bound >= l.at.Applied().NextKafka {
 		return nil
 	}
 	r := readers.Get().(*record.Reader)
 	defer readers.Put(r)
 	return log.Scan(ctx, replayStart(log, index.Position{NextKafka: l.bound}), func(a locallog.Appended) error {
+		progress()
 		if err := r.Reset(a.Batch, maxUncompressed); err != nil {
 			return err
 		}
@@ -109,8 +110,8 @@ func (l *liveness) isRecent(key []byte) bool {
 func (l *liveness) begin() { l.group = make(map[string]fate) }
 
 // note takes down a record of the group, or the last one of its key in a part of
-// the group; they come in the order of their offsets. It reports whether the index
-// has the key, and is not needed for keys it has.
+// the group; they come in the order of their offsets. What the index tells about is
+// left out.
 func (l *liveness) note(key []byte, offset int64, tombstone bool) error {
 	if _, ok := l.group[string(key)]; !ok {
 		if len(l.group) >= maxNoted || !tombstone && !l.isRecent(key) {
