@@ -110,3 +110,13 @@ func (w *world) newDisk() {
 	w.cluster = make(map[string]any)
 	w.switchOn()
 }
+
+// firstStore gives a node that has had none an object store, which it uploads
+// everything to that it has.
+func (w *world) firstStore() {
+	w.t.Helper()
+	if w.bucket != nil {
+		return
+	}
+	w.restart("first store", w.giveStore)
+}

@@ -114,11 +114,16 @@ func (l *logs) Write(b []byte) (int, error) {
 func newNode(t *testing.T, seed uint64, store bool) *node {
 	n := &node{t: t, fs: vfs.NewCrashableMem(), sky: &sky{rng: rand.New(rand.NewPCG(seed, 1))}}
 	if store {
-		n.bucket = objstoretest.NewFaulty(nil)
-		n.bucket.Before(func(_ context.Context, c objstoretest.Call) error { return n.sky.strikes(false, c) })
-		n.bucket.After(func(_ context.Context, c objstoretest.Call) error { return n.sky.strikes(true, c) })
+		n.giveStore()
 	}
 	return n
+}
+
+// giveStore gives the node, which is stopped, an empty bucket.
+func (n *node) giveStore() {
+	n.bucket = objstoretest.NewFaulty(nil)
+	n.bucket.Before(func(_ context.Context, c objstoretest.Call) error { return n.sky.strikes(false, c) })
+	n.bucket.After(func(_ context.Context, c objstoretest.Call) error { return n.sky.strikes(true, c) })
 }
 
 func (n *node) start() {

@@ -42,6 +42,7 @@ var steps = []step{
 	{"replica", 35, (*world).askReplica},
 	{"lose derived files", 5, (*world).loseDerived},
 	{"new disk", 2, (*world).newDisk},
+	{"first store", 3, (*world).firstStore},
 	{"topic anew", 5, (*world).topicAnew},
 	{"storm", 5, (*world).storm},
 	{"check", 3, (*world).checkAll},
