@@ -165,6 +165,9 @@ func (w *world) tidy() {
 	}
 	time.Sleep(w.grace() + time.Second)
 	w.settle()
+	// What a failed upload or compaction is kept for, so that it can be repeated under
+	// the same names, is garbage after a restart.
+	w.restart("tidy", func() {})
 	o := catalog.CollectOptions{Partition: -1, Listed: 1 << 20}
 	if got, err := w.c.Collect(context.Background(), o); err != nil || len(got.Failed) > 0 {
 		w.t.Fatalf("collect: %+v, %v", got, err)
