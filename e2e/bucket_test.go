@@ -144,12 +144,6 @@ func (s *store) segmentObjects(t testing.TB, below string) []string {
 	return keys
 }
 
-// size is the length of an object.
-func (s *store) size(t testing.TB, key string) int64 {
-	t.Helper()
-	return int64(len(s.object(t, key)))
-}
-
 // compact compacts one partition and wants it done.
 func (n *node) compact(topic string, partition int) compacted {
 	n.t.Helper()
