@@ -304,16 +304,43 @@ func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, 
 	return p.Status(), nil
 }
 
-// enterSoon is enter for a caller who is promised an answer: background work
-// that is not through by then is most likely waiting for the store.
+// enterSoon is enter for a caller who is promised an answer: background work in
+// which nothing moves for evictPatience is most likely waiting for the store.
 func (p *Partition) enterSoon(ctx context.Context) error {
-	soon, cancel := context.WithTimeout(ctx, evictPatience)
+	ctx, cancel := p.patiently(ctx)
 	defer cancel()
-	err := p.enter(soon)
-	if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
-		return err
+	err := p.enter(ctx)
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, objstore.ErrUnavailable) {
+		return fmt.Errorf("background work has not ended: %w", cause)
 	}
-	return fmt.Errorf("%w: background work has not ended for %v", objstore.ErrUnavailable, evictPatience)
+	return err
+}
+
+// patiently derives a context that ends once nothing has moved towards the bucket
+// for evictPatience: not of this partition, nor of another one that it may have to
+// wait for. context.Cause says so.
+func (p *Partition) patiently(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	begun := time.Now()
+	left := func() time.Duration {
+		moved := time.Unix(0, max(p.moved.Load(), begun.UnixNano()))
+		if other := p.o.Tiers.UploadMoved(); other.After(moved) {
+			moved = other
+		}
+		return evictPatience - time.Since(moved)
+	}
+	var watch *time.Timer
+	watch = time.AfterFunc(evictPatience, func() {
+		if d := left(); d > 0 {
+			watch.Reset(d)
+			return
+		}
+		cancel(fmt.Errorf("%w: no progress for %v", objstore.ErrUnavailable, evictPatience))
+	})
+	return ctx, func() {
+		watch.Stop()
+		cancel(nil)
+	}
 }
 
 // rollForTarget seals the active segment if the sealed ones alone cannot bring
@@ -331,19 +358,8 @@ func rollForTarget(ctx context.Context, log *locallog.Log, target int64) error {
 // byte read counts as movement; over several attempts only what arrived does,
 // because a store that refuses everything has each body read to it again.
 func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *Settings, stats *CompactionStats) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	p.moved.Store(time.Now().UnixNano())
-	left := func() time.Duration { return evictPatience - time.Since(time.Unix(0, p.moved.Load())) }
-	var watch *time.Timer
-	watch = time.AfterFunc(evictPatience, func() {
-		if d := left(); d > 0 {
-			watch.Reset(d)
-			return
-		}
-		cancel(fmt.Errorf("%w: no progress for %v", objstore.ErrUnavailable, evictPatience))
-	})
-	defer watch.Stop()
+	ctx, cancel := p.patiently(ctx)
+	defer cancel()
 	arrived, since := p.tier.Snapshot().Next(), time.Now()
 	for backoff := nextBackoff(0); ; backoff = nextBackoff(backoff) {
 		err := p.uploadSealed(ctx, log, s, stats)

@@ -32,6 +32,7 @@ type CompactionStats struct {
 	RecordsRemoved    int64 `json:"records_removed"`
 	TombstonesRemoved int64 `json:"tombstones_removed"` // of those
 	SegmentsExpired   int   `json:"segments_expired"`   // by retention
+	BytesExpired      int64 `json:"bytes_expired"`      // of those
 }
 
 // compactions admits one compaction of a partition at a time, and ends it for
@@ -40,13 +41,14 @@ type compactions struct {
 	turn chan struct{} // holds one token while a compaction runs, or must not
 	mu   struct {
 		sync.Mutex
-		cancel  context.CancelFunc // of the running one
-		halting int                // how many want none to run
+		cancel     context.CancelFunc // of the running one
+		background bool               // nobody waits for the running one
+		halting    int                // how many want none to run
 	}
 }
 
 // begin waits for the turn. The caller calls end, which may be called twice.
-func (c *compactions) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+func (c *compactions) begin(ctx context.Context, background bool) (_ context.Context, end func(), err error) {
 	select {
 	case c.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -59,7 +61,7 @@ func (c *compactions) begin(ctx context.Context) (_ context.Context, end func(),
 		return nil, nil, ErrNotReady
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	c.mu.cancel = cancel
+	c.mu.cancel, c.mu.background = cancel, background
 	return ctx, sync.OnceFunc(func() {
 		cancel()
 		c.mu.Lock()
@@ -67,6 +69,15 @@ func (c *compactions) begin(ctx context.Context) (_ context.Context, end func(),
 		c.mu.Unlock()
 		<-c.turn
 	}), nil
+}
+
+// preempt ends the running compaction if nobody waits for it.
+func (c *compactions) preempt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.background && c.mu.cancel != nil {
+		c.mu.cancel()
+	}
 }
 
 // halt ends the running compaction and keeps others from beginning until resume.
@@ -123,8 +134,19 @@ func (p *Partition) Compact(ctx context.Context) (Compaction, error) {
 			return Compaction{}, p.compactionTrouble(ctx, err)
 		}
 	}
+	p.sayCompacted(&c.Done)
 	c.Status = p.Status()
 	return c, nil
+}
+
+// sayCompacted notes in the log what a compaction has done, if anything.
+func (p *Partition) sayCompacted(stats *CompactionStats) {
+	if *stats == (CompactionStats{}) {
+		return
+	}
+	p.o.Logger.Info("compacted", "local_segments", stats.LocalSegments, "cloud_segments", stats.CloudSegments,
+		"records_removed", stats.RecordsRemoved, "local_bytes_freed", stats.LocalBytesBefore-stats.LocalBytesAfter,
+		"cloud_bytes_freed", stats.CloudBytesBefore-stats.CloudBytesAfter, "segments_expired", stats.SegmentsExpired)
 }
 
 // compactionTrouble names what ended a compaction: this partition's end is no
@@ -176,8 +198,8 @@ func (p *Partition) sealAndUpload(ctx context.Context, s *Settings, stats *Compa
 
 // compact compacts both tiers, the local one first.
 func (p *Partition) compact(ctx context.Context, s *Settings, forced bool, stats *CompactionStats) error {
-	p.compactions.halt()() // the background may take its time; what it has done stays done
-	ctx, end, err := p.compactions.begin(ctx)
+	p.compactions.preempt() // the background may take its time; what it has done stays done
+	ctx, end, err := p.compactions.begin(ctx, false)
 	if err != nil {
 		return err
 	}
@@ -203,7 +225,7 @@ func (p *Partition) compactTiers(ctx context.Context, v *view, s *Settings, due 
 	}
 	if due.remote {
 		_, next := p.ripeRemote(s)
-		if err := p.compactRemote(ctx, v, s, forced, stats); err != nil {
+		if err := p.compactRemoteFully(ctx, v, s, forced, stats); err != nil {
 			damage = errors.Join(damage, err)
 			if !isDamaged(err) {
 				return damage
@@ -213,6 +235,24 @@ func (p *Partition) compactTiers(ctx context.Context, v *view, s *Settings, due 
 	}
 	p.noteCleaned(cleaned)
 	return damage
+}
+
+// maxPasses bounds how often an operator's compaction goes over the bucket.
+const maxPasses = 3
+
+// compactRemoteFully is compactRemote, and for an operator once more as long as that
+// changes something: a tombstone can go once the group before its own has lost what
+// it hid.
+func (p *Partition) compactRemoteFully(ctx context.Context, v *view, s *Settings, forced bool, stats *CompactionStats) error {
+	for pass := 1; ; pass++ {
+		before := stats.CloudSegments
+		if err := p.compactRemote(ctx, v, s, forced, stats); err != nil {
+			return err
+		}
+		if !forced || stats.CloudSegments == before || pass == maxPasses {
+			return nil
+		}
+	}
 }
 
 // ripeLocal are the segments of the local log that may be compacted, and the offset
@@ -294,7 +334,7 @@ func (p *Partition) compactDue(ctx context.Context) error {
 	if v == nil || p.fenced.Load() || !s.IndexMaintained || v.log.Err() != nil {
 		return nil
 	}
-	ctx, end, err := p.compactions.begin(ctx)
+	ctx, end, err := p.compactions.begin(ctx, true)
 	if err != nil {
 		return nil // the index is being mended
 	}
@@ -318,10 +358,8 @@ func (p *Partition) compactDue(ctx context.Context) error {
 	var stats CompactionStats
 	err = p.compactTiers(ctx, v, s, due, false, &stats)
 	switch {
-	case err == nil && stats != (CompactionStats{}):
-		p.o.Logger.Info("compacted", "local_segments", stats.LocalSegments, "cloud_segments", stats.CloudSegments,
-			"records_removed", stats.RecordsRemoved, "local_bytes_freed", stats.LocalBytesBefore-stats.LocalBytesAfter,
-			"cloud_bytes_freed", stats.CloudBytesBefore-stats.CloudBytesAfter)
+	case err == nil:
+		p.sayCompacted(&stats)
 	case errors.Is(err, errBacklog), errors.Is(err, context.Canceled), errors.Is(err, locallog.ErrClosed):
 		return nil
 	case isCorrupt(err):

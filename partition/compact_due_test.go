@@ -134,3 +134,56 @@ func TestCompactionBeforeUploadIsProgress(t *testing.T) {
 		t.Fatal("nothing has moved")
 	}
 }
+
+// Background compaction does by itself what an operator can ask for, and not more
+// often than the dirty ratio says.
+func TestCompactionWhenDue(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.DirtyRatio = 0.5
+	p := r.open()
+	keys := numbered(20)
+	for round := range 10 {
+		for i, k := range keys {
+			put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+		}
+	}
+	evict(t, p)
+	want := answers(t, p, keys)
+	if err := p.compactDue(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if records, _ := remoteRecords(p); records > 30 {
+		t.Fatalf("%d records are left for 20 keys", records)
+	}
+	sameAnswers(t, "compacted", answers(t, p, keys), want)
+	put(t, p, "one", "more")
+	evict(t, p)
+	if due := p.due(p.serving.Load(), p.settings.Load()); due != (dueNow{}) {
+		t.Fatalf("due again after one record: %+v", due)
+	}
+	p = r.reopen()
+	if due := p.due(p.serving.Load(), p.settings.Load()); due != (dueNow{}) {
+		t.Fatalf("due again after a restart: %+v", due)
+	}
+}
+
+// A record that is younger than min.compaction.lag.ms stays, replaced or not.
+func TestCompactionLag(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.CompactionLag = time.Hour
+	p := r.open()
+	keys := numbered(20)
+	for round := range 3 {
+		for _, k := range keys {
+			put(t, p, k, fmt.Sprint(round))
+		}
+	}
+	if c := compact(t, p); c.Done.RecordsRemoved != 0 {
+		t.Fatalf("%+v", c.Done)
+	}
+	if records, _ := remoteRecords(p); records != 60 {
+		t.Fatalf("%d records in the bucket, want all 60", records)
+	}
+}

@@ -32,7 +32,8 @@ type remotePass struct {
 
 	// first has, for deleted keys, the base offset of the first segment with a
 	// record of theirs; deleted keys that it lacks may have records anywhere.
-	first map[string]int64
+	// By hashes: two keys in one only keep a tombstone longer.
+	first map[uint64]int64
 }
 
 // candidate is a segment and what the index says of it.
@@ -190,6 +191,9 @@ func (pass *remotePass) ratio() float64 {
 	return pass.s.DirtyRatio
 }
 
+// maxFirst bounds the memory for where deleted keys appear first, to some 64 MiB.
+const maxFirst = 2 << 20
+
 // survey finds out where deleted keys appear first, for the tombstones of the
 // groups that are old enough to go. It reads the key runs up to the last of them.
 func (pass *remotePass) survey(ctx context.Context, m *manifest.Manifest, groups [][]candidate) error {
@@ -201,16 +205,17 @@ func (pass *remotePass) survey(ctx context.Context, m *manifest.Manifest, groups
 			}
 		}
 	}
-	pass.first = make(map[string]int64)
+	pass.first = make(map[uint64]int64)
 	for i := range m.Segments[:end] {
 		seg := &m.Segments[i]
 		err := pass.p.tier.Keys(ctx, seg, func(key []byte, _ int64, _ bool) error {
-			if _, known := pass.first[string(key)]; known || pass.live.isRecent(key) || len(pass.first) >= maxNoted {
+			hash := pass.live.hash(key)
+			if _, known := pass.first[hash]; known || pass.live.isRecent(key) || len(pass.first) >= maxFirst {
 				return nil
 			}
 			_, ok, err := pass.live.at.Get(key)
 			if err == nil && !ok {
-				pass.first[string(key)] = seg.BaseOffset
+				pass.first[hash] = seg.BaseOffset
 			}
 			return err
 		})
@@ -239,7 +244,7 @@ func (pass *remotePass) rewrite(ctx context.Context, group []candidate) (n int, 
 			continue
 		}
 		pass.live.deleted(func(key string, offset int64) bool {
-			first, known := pass.first[key]
+			first, known := pass.first[pass.live.hash([]byte(key))]
 			goes := known && first >= old[0].BaseOffset && offset >= c.BaseOffset && offset <= c.LastOffset
 			if goes {
 				horizon = max(horizon, offset+1)

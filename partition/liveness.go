@@ -16,9 +16,13 @@ import (
 // some 64 MiB.
 const maxRecent = 4 << 20
 
-// maxNoted bounds the keys of a group that are taken down: deleted ones, and ones
-// with records behind the bound. What is beyond it stays for another time.
-const maxNoted = 1 << 20
+const (
+	// maxNotedBytes bounds the memory for the keys of a group that are taken down:
+	// deleted ones, and ones with records behind the bound. What is beyond it stays
+	// for another time. notedOverhead is what one takes beside its bytes.
+	maxNotedBytes = 128 << 20
+	notedOverhead = 64
+)
 
 var errBacklog = errors.New("too many records are not in the bucket yet")
 
@@ -44,6 +48,7 @@ type liveness struct {
 	recent map[uint64]struct{} // hashes of keys; one too many only keeps a record longer
 	// group has what the index does not tell about the keys of the group in hand.
 	group map[string]fate
+	noted int64 // bytes of the keys in group, about
 }
 
 // fate is the last record of a key within the group in hand.
@@ -88,7 +93,7 @@ func (l *liveness) readRecent(ctx context.Context, log *locallog.Log, progress f
 		}
 		for r.Next() {
 			if rec := r.Record(); rec.Key != nil {
-				l.recent[maphash.Bytes(l.seed, rec.Key)] = struct{}{}
+				l.recent[l.hash(rec.Key)] = struct{}{}
 			}
 		}
 		if len(l.recent) > maxRecent {
@@ -98,23 +103,25 @@ func (l *liveness) readRecent(ctx context.Context, log *locallog.Log, progress f
 	})
 }
 
+func (l *liveness) hash(key []byte) uint64 { return maphash.Bytes(l.seed, key) }
+
 func (l *liveness) isRecent(key []byte) bool {
 	if len(l.recent) == 0 {
 		return false
 	}
-	_, ok := l.recent[maphash.Bytes(l.seed, key)]
+	_, ok := l.recent[l.hash(key)]
 	return ok
 }
 
 // begin starts a new group.
-func (l *liveness) begin() { l.group = make(map[string]fate) }
+func (l *liveness) begin() { l.group, l.noted = make(map[string]fate), 0 }
 
 // note takes down a record of the group, or the last one of its key in a part of
 // the group; they come in the order of their offsets. What the index tells about is
 // left out.
 func (l *liveness) note(key []byte, offset int64, tombstone bool) error {
 	if _, ok := l.group[string(key)]; !ok {
-		if len(l.group) >= maxNoted || !tombstone && !l.isRecent(key) {
+		if l.noted > maxNotedBytes || !tombstone && !l.isRecent(key) {
 			return nil
 		}
 		if !l.isRecent(key) {
@@ -123,7 +130,11 @@ func (l *liveness) note(key []byte, offset int64, tombstone bool) error {
 			}
 		}
 	}
+	before := len(l.group)
 	l.group[string(key)] = fate{last: offset, tombstone: tombstone}
+	if len(l.group) > before {
+		l.noted += int64(len(key)) + notedOverhead
+	}
 	return nil
 }
 

@@ -150,7 +150,7 @@ func (p *Partition) serveReplica(ctx context.Context, ix *index.Index, m *manife
 	v := &view{ix: ix, remote: []*manifest.Manifest{m}}
 	p.publish(v)
 	p.applied.beat()
-	ctx, end, err := p.compactions.begin(ctx)
+	ctx, end, err := p.compactions.begin(ctx, false)
 	if err != nil {
 		return err
 	}
@@ -238,7 +238,7 @@ func (p *Partition) resolveReplica(ctx context.Context, s *Settings, v *view, ke
 		case errors.Is(err, errMoved), errors.Is(err, errReplaced):
 			continue
 		case errors.Is(err, objstore.ErrNotFound) && p.outdated(ctx, m):
-			return fmt.Errorf("%w: this replica is further behind than the bucket keeps what it replaced", ErrNotReady)
+			return fmt.Errorf("%w: this replica may be further behind than the bucket keeps what it replaced", ErrNotReady)
 		case isCorrupt(err):
 			p.corrupted("remote", err)
 		}
@@ -253,10 +253,13 @@ func (p *Partition) resolveReplica(ctx context.Context, s *Settings, v *view, ke
 	return err
 }
 
-// outdated asks the bucket whether there is a newer manifest than m, and has it
-// applied if so.
+// outdated asks the bucket whether there is, or may be, a newer manifest than m, and
+// has it applied if so.
 func (p *Partition) outdated(ctx context.Context, m *manifest.Manifest) bool {
-	if _, err := p.tier.Follow(ctx); err != nil || p.tier.Snapshot() == m {
+	if _, err := p.tier.Follow(ctx); err != nil {
+		return true // then nobody can say
+	}
+	if p.tier.Snapshot() == m {
 		return false
 	}
 	p.wake()

@@ -69,12 +69,12 @@ func (p *Partition) pieces(log *locallog.Log, s *Settings) (list []piece) {
 }
 
 // expired is the offset below which nothing is to be retained, and how many
-// segments lie below. As in Kafka, a size limit takes a segment only if what is
+// segments of how many bytes lie below. As in Kafka, a size limit takes a segment only if what is
 // left still reaches the limit. Age counts from when a segment was sealed: the
 // timestamps in it are the producers', who may be in seconds or in the next century.
-func expired(list []piece, s *Settings, now time.Time) (start int64, n int) {
+func expired(list []piece, s *Settings, now time.Time) (start int64, n int, bytes int64) {
 	if s.RetentionBytes < 0 && s.RetentionAge < 0 {
-		return 0, 0
+		return 0, 0, 0
 	}
 	var total int64
 	for _, seg := range list {
@@ -86,10 +86,10 @@ func expired(list []piece, s *Settings, now time.Time) (start int64, n int) {
 		if seg.keep || !tooMany && !tooOld {
 			break
 		}
-		start, n = seg.next, n+1
+		start, n, bytes = seg.next, n+1, bytes+seg.bytes
 		total -= seg.bytes
 	}
-	return start, n
+	return start, n, bytes
 }
 
 // retain deletes what is no longer retained: first the bucket's manifest says so,
@@ -99,7 +99,7 @@ func (p *Partition) retain(ctx context.Context, log *locallog.Log, s *Settings, 
 		return nil // else the bucket's segments are not known for sure
 	}
 	start := p.start(log)
-	if to, n := expired(p.pieces(log, s), s, p.now()); to > start {
+	if to, n, bytes := expired(p.pieces(log, s), s, p.now()); to > start {
 		if p.tier != nil {
 			m, err := p.tier.Truncate(ctx, to, to, p.now())
 			if err != nil {
@@ -112,8 +112,9 @@ func (p *Partition) retain(ctx context.Context, log *locallog.Log, s *Settings, 
 		}
 		start = to
 		stats.SegmentsExpired += n
+		stats.BytesExpired += bytes
 		p.o.Metrics.Expired.Add(float64(n))
-		p.o.Logger.Info("records are no longer retained", "below_offset", start, "segments", n)
+		p.o.Logger.Info("records are no longer retained", "below_offset", start, "segments", n, "bytes", bytes)
 	}
 	if start <= log.State().LocalStart {
 		return nil
@@ -148,7 +149,7 @@ func (p *Partition) expire(ctx context.Context, s *Settings, stats *CompactionSt
 		return nil
 	}
 	p.compactions.halt()()
-	ctx, end, err := p.compactions.begin(ctx)
+	ctx, end, err := p.compactions.begin(ctx, false)
 	if err != nil {
 		return err
 	}
@@ -277,8 +278,9 @@ func (p *Partition) collect(ctx context.Context, o tiered.CollectOptions) (tiere
 	if err != nil {
 		return done, p.storeFailed(err)
 	}
-	if !o.DryRun {
+	if !o.DryRun && len(done.Objects) > 0 {
 		p.o.Metrics.Collected.Add(float64(len(done.Objects)))
+		p.o.Logger.Info("objects deleted that nobody needed", "objects", len(done.Objects), "bytes", done.Bytes())
 	}
 	return done, nil
 }

@@ -84,7 +84,7 @@ func TestExpired(t *testing.T) {
 		{250, 2 * time.Hour, 20, 2},
 	} {
 		s := Settings{RetentionBytes: c.bytes, RetentionAge: c.age}
-		if start, n := expired(list, &s, now); start != c.start || n != c.n {
+		if start, n, _ := expired(list, &s, now); start != c.start || n != c.n {
 			t.Errorf("bytes %d, age %v: below %d (%d segments), want %d (%d)", c.bytes, c.age, start, n, c.start, c.n)
 		}
 	}
@@ -227,7 +227,7 @@ func TestRetentionBySize(t *testing.T) {
 	s = *p.settings.Load()
 	s.RetentionBytes = total
 	p.Configure(s)
-	if start, n := expired(p.pieces(p.log.Load(), &s), &s, p.now()); n != 0 {
+	if start, n, _ := expired(p.pieces(p.log.Load(), &s), &s, p.now()); n != 0 {
 		t.Fatalf("%d segments below %d would be deleted", n, start)
 	}
 	r.store.Before(nil)
@@ -364,7 +364,7 @@ func TestPowerCutAfterRetentionWithTheStoreAway(t *testing.T) {
 func TestExpireDoesNotWaitForCompaction(t *testing.T) {
 	r := newRig(t)
 	p := r.open()
-	ctx, end, err := p.compactions.begin(p.ctx)
+	ctx, end, err := p.compactions.begin(p.ctx, true)
 	if err != nil {
 		t.Fatal(err)
 	}

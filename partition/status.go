@@ -22,6 +22,8 @@ type Status struct {
 	LocalBytes            int64   `json:"local_log_size_bytes"`
 	CloudSegments         int     `json:"cloud_log_segment_count"`
 	CloudBytes            int64   `json:"cloud_log_size_bytes"`
+	RemovedSegments       int     `json:"cloud_log_removed_segment_count"` // replaced or expired, their objects wait for deletion
+	RemovedBytes          int64   `json:"cloud_log_removed_size_bytes"`
 	SinceManifestUploadMS *int64  `json:"ms_since_last_manifest_upload,omitempty"`
 	IndexLastApplied      *int64  `json:"index_last_applied,omitempty"`
 	IndexKeys             *int64  `json:"index_keys,omitempty"`
@@ -105,6 +107,10 @@ func (p *Partition) remoteStatus(st *Status) {
 	for _, seg := range m.Segments {
 		st.CloudSegments++
 		st.CloudBytes += seg.Size
+	}
+	for _, r := range m.Removed {
+		st.RemovedSegments++
+		st.RemovedBytes += r.Size
 	}
 	if len(m.Segments) > 0 {
 		start, last := m.Start(), m.Next()-1

@@ -159,3 +159,30 @@ func eachBatch(run []byte, fn func(batch []byte, h record.BatchHeader) error) er
 	}
 	return nil
 }
+
+const (
+	// movedAfter is how much of a body must have been asked for before that shows
+	// that the bucket takes it: less may only fill the buffers on the way. movedEach
+	// is how much more shows it again.
+	movedAfter = 8 << 20
+	movedEach  = 4 << 20
+)
+
+// moving is a body whose reading counts as progress of uploads in general. What is
+// read again for a repetition does not count.
+type moving struct {
+	*body
+	shared *Shared
+	next   int64 // the position that counts next
+}
+
+func newMoving(p *plan, s *Shared) *moving { return &moving{newBody(p), s, movedAfter} }
+
+func (m *moving) Read(dst []byte) (int, error) {
+	n, err := m.body.Read(dst)
+	if m.pos >= m.next {
+		m.next = m.pos + movedEach
+		m.shared.noteMoved()
+	}
+	return n, err
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,6 +36,8 @@ type Shared struct {
 	// rewrites holds a token while one Rewrite runs.
 	rewrites chan struct{}
 	encoders sync.Pool // of *zstd.Encoder, for key runs
+
+	moved atomic.Int64 // of UploadMoved, Unix nanoseconds
 
 	maxReads atomic.Int64
 	reads    atomic.Int64 // running
@@ -125,6 +128,18 @@ func (s *Shared) runEncoder() (*zstd.Encoder, error) {
 	}
 	return newRunEncoder()
 }
+
+// UploadMoved is when a segment last arrived in the bucket, or visibly got further on
+// its way, in whichever tier; zero if none did yet.
+func (s *Shared) UploadMoved() time.Time {
+	if ns := s.moved.Load(); ns != 0 {
+		return time.Unix(0, ns)
+	}
+	return time.Time{}
+}
+
+// noteMoved is told of each step of an upload.
+func (s *Shared) noteMoved() { s.moved.Store(time.Now().UnixNano()) }
 
 // startUpload waits for one of the places for uploads; endUpload gives it back.
 func (s *Shared) startUpload(ctx context.Context) error { return take(ctx, s.uploads) }

@@ -159,10 +159,11 @@ func (t *Tier) storePlan(ctx context.Context, p *pending, plan *plan) error {
 		Epoch:        plan.epoch,
 	}
 	if !p.logStored {
-		if _, err := t.o.Bucket.Put(ctx, LogKey(t.prefix, seg), newBody(plan), seg.Size, objstore.Condition{}); err != nil {
+		if _, err := t.o.Bucket.Put(ctx, LogKey(t.prefix, seg), newMoving(plan, t.o.Shared), seg.Size, objstore.Condition{}); err != nil {
 			return err
 		}
 		p.logStored = true
+		t.o.Shared.noteMoved()
 	}
 	if _, err := t.o.Bucket.Put(ctx, IndexKey(t.prefix, seg), bytes.NewReader(index), seg.IndexSize, objstore.Condition{}); err != nil {
 		return err

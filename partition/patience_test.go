@@ -1,0 +1,100 @@
+package partition
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"keyhole/objstore"
+	"keyhole/objstore/objstoretest"
+)
+
+// Whoever evicts while an upload runs in the background waits for it as long as it
+// moves, however long that takes.
+func TestEvictWaitsForAnUploadThatMoves(t *testing.T) {
+	r := newRig(t)
+	p := r.open()
+	fill(t, p, "k", 20)
+	if err := p.enter(t.Context()); err != nil { // background work
+		t.Fatal(err)
+	}
+	moving, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() {
+		tick := time.NewTicker(evictPatience / 8)
+		defer tick.Stop()
+		for end := time.After(evictPatience + evictPatience/4); ; {
+			select {
+			case <-tick.C:
+				p.moved.Store(time.Now().UnixNano())
+			case <-end:
+				p.leave()
+				return
+			case <-moving.Done():
+				return
+			}
+		}
+	}()
+	begun := time.Now()
+	evict(t, p)
+	if took := time.Since(begun); took < evictPatience {
+		t.Fatalf("evicted after %v, while the background work was still at it", took)
+	}
+}
+
+// An operator's compaction ends the background's; another operator's waits.
+func TestCompactionsTakeTurns(t *testing.T) {
+	r := newRig(t)
+	p := r.open()
+	ctx, end, err := p.compactions.begin(t.Context(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.compactions.preempt()
+	if ctx.Err() == nil {
+		t.Fatal("the background goes on")
+	}
+	end()
+	ctx, end, err = p.compactions.begin(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() {
+		_, err := p.Compact(t.Context())
+		done <- err
+	}()
+	p.compactions.preempt()
+	if ctx.Err() != nil {
+		t.Fatal("an operator's compaction was ended by another")
+	}
+	end()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A replica that finds an object gone, and cannot ask whether there is a newer
+// manifest, does not call that damage.
+func TestReplicaThatCannotAsk(t *testing.T) {
+	a := newRig(t)
+	w := a.open()
+	fill(t, w, "k", 20)
+	evict(t, w)
+	b := a.replica()
+	b.settings.ReplicaInterval = time.Hour
+	p := b.open()
+	b.reaches(20)
+	a.store.Before(func(_ context.Context, c objstoretest.Call) error {
+		if strings.HasSuffix(c.Key, ".log") {
+			return objstore.ErrNotFound
+		}
+		return objstore.ErrUnavailable
+	})
+	defer a.store.Before(nil)
+	if _, err := get(p, "k-003"); !errors.Is(err, ErrNotReady) {
+		t.Fatal(err)
+	}
+}
