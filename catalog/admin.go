@@ -101,15 +101,18 @@ func asAny(m map[string]string) map[string]any {
 // files removed. In the bucket the topic is marked as deleted, now or as soon as
 // the bucket can be reached, also after a restart; its objects stay for
 // cloud_storage_gc_grace_ms, then the sweeper deletes them. Errors:
-// ErrTopicNotFound, ErrBucketUnknown, ErrReadReplica, ErrClosed, and those of
-// the disk.
+// ErrTopicNotFound, ErrBucketUnknown, ErrReadReplica, ErrTakenOver, ErrClosed, and
+// those of the disk.
 func (c *Catalog) DeleteTopic(ctx context.Context, name string) error {
 	if err := c.CheckWriter(); err != nil {
 		return err
 	}
+	if t := c.snap.Load().byName[name]; t != nil {
+		askOwner(ctx, t)
+	}
 	t, err := c.beginDeletion(c.now().UnixMilli(), func(s *snapshot) (*Topic, error) {
 		if t := s.byName[name]; t != nil {
-			return t, nil
+			return t, t.changeable()
 		}
 		return nil, c.missing(s, name)
 	})
@@ -200,8 +203,12 @@ func (c *Catalog) settleDeletionLocked(t *topicData) error {
 // AlterTopic sets and removes properties of a topic; a removed one is back at
 // its default. Everything is checked, then durable on this disk, then in force
 // for all partitions; nothing is applied if any of it is refused. Errors:
-// *InvalidError, those of Topic, ErrReadReplica, and those of the disk.
+// *InvalidError, those of Topic, ErrReadReplica, ErrTakenOver, and those of the
+// disk.
 func (c *Catalog) AlterTopic(ctx context.Context, name string, upsert map[string]string, remove []string) error {
+	if t := c.snap.Load().byName[name]; t != nil && c.CheckWriter() == nil {
+		askOwner(ctx, t)
+	}
 	uploaded, err := c.alter(name, upsert, remove)
 	if err != nil {
 		return err
@@ -223,6 +230,9 @@ func (c *Catalog) alter(name string, upsert map[string]string, remove []string) 
 	t := s.byName[name]
 	if t == nil {
 		return nil, c.missing(s, name)
+	}
+	if err := t.changeable(); err != nil {
+		return nil, err
 	}
 	sw := c.switches.Load()
 	old := t.config.Load().data

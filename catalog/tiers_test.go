@@ -38,10 +38,12 @@ func appendKeys(t testing.TB, p *partition.Partition, from, to int) {
 	}
 }
 
-// cold makes a topic whose 100 records are only in the bucket.
+// cold makes a topic whose 100 records are only in the bucket. They are not
+// compressed: the encoders outlive a test, and one made in a bubble of synctest
+// works nowhere else.
 func cold(t testing.TB, c *Catalog, name string) *Topic {
 	t.Helper()
-	topic := create(t, c, name, 1, map[string]string{propTopicIndex: "true"})
+	topic := create(t, c, name, 1, map[string]string{propTopicIndex: "true", propRemoteCodec: "none"})
 	p := serving(t, topic, 0)
 	appendKeys(t, p, 0, 100)
 	if _, err := p.Evict(t.Context(), 0); err != nil {

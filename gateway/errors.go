@@ -85,6 +85,8 @@ type outcome struct {
 	position bool
 	// properties says what is wrong with which property.
 	properties map[string]string
+	// detail is one of details; empty: none.
+	detail string
 }
 
 // outcomes maps every sentinel to its answer; the first that matches counts. An
@@ -98,44 +100,53 @@ var outcomes = [...]struct {
 	err error
 	outcome
 }{
-	{partition.ErrKeyNotFound, outcome{8, 404, reasonKey, "key not found", 0, true, nil}},
-	{catalog.ErrTopicNotFound, outcome{3, 404, reasonTopic, "topic not found", kafkaTopic, false, nil}},
-	{catalog.ErrPartitionNotFound, outcome{4, 404, reasonPartition, "partition not found", kafkaPartition, false, nil}},
-	{partition.ErrNotHosted, outcome{5, 421, reasonNotHosted, "partition not hosted on this node", kafkaNotHosted, false, nil}},
-	{partition.ErrNotIndexed, outcome{6, 404, reasonNotIndexed, "topic not indexed", 0, false, nil}},
-	{partition.ErrNotReady, outcome{7, 503, reasonNotReady, "partition not ready", kafkaUnavailable, false, nil}},
-	{catalog.ErrBucketUnknown, outcome{3, 503, reasonNotReady, "topics of the object store not known yet", kafkaUnavailable, false, nil}},
-	{partition.ErrPositionNotReached, outcome{7, 503, reasonPosition, "position not reached", kafkaUnavailable, true, nil}},
-	{partition.ErrRemoteReadDisabled, outcome{9, 404, reasonRemoteOff, "record only available in tiered storage", 0, true, nil}},
-	{partition.ErrNotRetained, outcome{10, 404, reasonNotRetained, "record not retained", 0, true, nil}},
+	{partition.ErrKeyNotFound, outcome{8, 404, reasonKey, "key not found", 0, true, nil, ""}},
+	{catalog.ErrTopicNotFound, outcome{3, 404, reasonTopic, "topic not found", kafkaTopic, false, nil, ""}},
+	{catalog.ErrPartitionNotFound, outcome{4, 404, reasonPartition, "partition not found", kafkaPartition, false, nil, ""}},
+	{partition.ErrNotHosted, outcome{5, 421, reasonNotHosted, "partition not hosted on this node", kafkaNotHosted, false, nil, ""}},
+	{partition.ErrNotIndexed, outcome{6, 404, reasonNotIndexed, "topic not indexed", 0, false, nil, ""}},
+	{partition.ErrNotReady, outcome{7, 503, reasonNotReady, "partition not ready", kafkaUnavailable, false, nil, ""}},
+	{catalog.ErrBucketUnknown, outcome{3, 503, reasonNotReady, "topics of the object store not known yet", kafkaUnavailable, false, nil, ""}},
+	{partition.ErrPositionNotReached, outcome{7, 503, reasonPosition, "position not reached", kafkaUnavailable, true, nil, ""}},
+	{partition.ErrRemoteReadDisabled, outcome{9, 404, reasonRemoteOff, "record only available in tiered storage", 0, true, nil, ""}},
+	{partition.ErrNotRetained, outcome{10, 404, reasonNotRetained, "record not retained", 0, true, nil, ""}},
 
-	{errNoRoute, outcome{1, 404, reasonNoRoute, "not found", 0, false, nil}},
-	{catalog.ErrFeatureNotFound, outcome{1, 404, reasonNoRoute, "feature not found", 0, false, nil}},
-	{partition.ErrNoKey, outcome{1, 400, reasonBadRequest, "record has no key", kafkaInvalidRecord, false, nil}},
-	{partition.ErrKeyTooLong, outcome{1, 400, reasonBadRequest, "key too long", kafkaInvalidRecord, false, nil}},
-	{partition.ErrRecordTooLarge, outcome{1, 413, reasonBadRequest, "record too large", kafkaInvalidRecord, false, nil}},
-	{catalog.ErrTopicExists, outcome{1, 409, reasonConflict, "topic already exists", 0, false, nil}},
-	{partition.ErrRemoteWriteDisabled, outcome{1, 409, reasonConflict, "remote write is disabled for this topic", 0, false, nil}},
-	{catalog.ErrReadReplica, outcome{1, 409, reasonConflict, "this node is a read replica", 0, false, nil}},
-	{partition.ErrNoStore, outcome{1, 409, reasonConflict, "no object store configured", 0, false, nil}},
+	{errNoRoute, outcome{1, 404, reasonNoRoute, "not found", 0, false, nil, ""}},
+	{catalog.ErrFeatureNotFound, outcome{1, 404, reasonNoRoute, "feature not found", 0, false, nil, ""}},
+	{partition.ErrNoKey, outcome{1, 400, reasonBadRequest, "record has no key", kafkaInvalidRecord, false, nil, ""}},
+	{partition.ErrKeyTooLong, outcome{1, 400, reasonBadRequest, "key too long", kafkaInvalidRecord, false, nil, ""}},
+	{partition.ErrRecordTooLarge, outcome{1, 413, reasonBadRequest, "record too large", kafkaInvalidRecord, false, nil, ""}},
+	{catalog.ErrTopicExists, outcome{1, 409, reasonConflict, "topic already exists", 0, false, nil, ""}},
+	{partition.ErrRemoteWriteDisabled, outcome{1, 409, reasonConflict, "remote write is disabled for this topic", 0, false, nil, ""}},
+	{catalog.ErrReadReplica, outcome{1, 409, reasonConflict, "this node is a read replica", 0, false, nil, ""}},
+	{partition.ErrNoStore, outcome{1, 409, reasonConflict, "no object store configured", 0, false, nil, ""}},
 
-	{record.ErrCorrupt, outcome{12, 500, reasonCorrupt, "stored data is damaged", 0, false, nil}},
-	{objstore.ErrNotFound, outcome{12, 500, reasonCorrupt, "stored data is missing", 0, false, nil}},
-	{objstore.ErrRange, outcome{12, 500, reasonCorrupt, "stored data is missing", 0, false, nil}},
-	{partition.ErrClosed, outcome{12, 503, reasonClosing, "closing", kafkaUnavailable, false, nil}},
-	{catalog.ErrClosed, outcome{12, 503, reasonClosing, "closing", kafkaUnavailable, false, nil}},
-	{partition.ErrDiskFull, outcome{12, 503, reasonReadOnly, "partition is read-only: no space left on the disk", kafkaUnavailable, false, nil}},
-	{partition.ErrReadOnly, outcome{12, 503, reasonReadOnly, "partition is read-only after a failed write", kafkaUnavailable, false, nil}},
-	{tiered.ErrOverloaded, outcome{12, 503, reasonOverloaded, "too many reads of the object store", kafkaUnavailable, false, nil}},
-	{errOverloaded, outcome{12, 503, reasonOverloaded, "too much request data in flight", kafkaUnavailable, false, nil}},
-	{objstore.ErrUnavailable, outcome{12, 503, reasonStore, "object store unavailable", kafkaUnavailable, false, nil}},
-	{objstore.ErrDenied, outcome{12, 503, reasonStore, "object store denies access", kafkaUnavailable, false, nil}},
-	{objstore.ErrMisconfigured, outcome{12, 503, reasonStore, "object store misconfigured", kafkaUnavailable, false, nil}},
-	{objstore.ErrUnusable, outcome{12, 503, reasonStore, "object store gave an unusable reply", kafkaUnavailable, false, nil}},
-	{objstore.ErrUnsupported, outcome{12, 503, reasonStore, "object store does not support this", kafkaUnavailable, false, nil}},
-	{objstore.ErrClosed, outcome{12, 503, reasonClosing, "closing", kafkaUnavailable, false, nil}},
-	{context.DeadlineExceeded, outcome{12, 504, reasonDeadline, "deadline exceeded", kafkaUnavailable, false, nil}},
-	{context.Canceled, outcome{12, 503, reasonClosing, "request canceled", kafkaUnavailable, false, nil}},
+	{record.ErrCorrupt, outcome{12, 500, reasonCorrupt, "stored data is damaged", 0, false, nil, ""}},
+	{objstore.ErrNotFound, outcome{12, 500, reasonCorrupt, "stored data is missing", 0, false, nil, ""}},
+	{objstore.ErrRange, outcome{12, 500, reasonCorrupt, "stored data is missing", 0, false, nil, ""}},
+	{partition.ErrClosed, outcome{12, 503, reasonClosing, "closing", kafkaUnavailable, false, nil, ""}},
+	{catalog.ErrClosed, outcome{12, 503, reasonClosing, "closing", kafkaUnavailable, false, nil, ""}},
+	{partition.ErrDiskFull, outcome{12, 503, reasonReadOnly, "partition is read-only: no space left on the disk", kafkaUnavailable, false, nil, ""}},
+	{partition.ErrReadOnly, outcome{12, 503, reasonReadOnly, "partition is read-only after a failed write", kafkaUnavailable, false, nil, ""}},
+	{tiered.ErrOverloaded, outcome{12, 503, reasonOverloaded, "too many reads of the object store", kafkaUnavailable, false, nil, ""}},
+	{errOverloaded, outcome{12, 503, reasonOverloaded, "too much request data in flight", kafkaUnavailable, false, nil, ""}},
+	{objstore.ErrUnavailable, outcome{12, 503, reasonStore, "object store unavailable", kafkaUnavailable, false, nil, ""}},
+	{objstore.ErrDenied, outcome{12, 503, reasonStore, "object store denies access", kafkaUnavailable, false, nil, ""}},
+	{objstore.ErrMisconfigured, outcome{12, 503, reasonStore, "object store misconfigured", kafkaUnavailable, false, nil, ""}},
+	{objstore.ErrUnusable, outcome{12, 503, reasonStore, "object store gave an unusable reply", kafkaUnavailable, false, nil, ""}},
+	{objstore.ErrUnsupported, outcome{12, 503, reasonStore, "object store does not support this", kafkaUnavailable, false, nil, ""}},
+	{objstore.ErrClosed, outcome{12, 503, reasonClosing, "closing", kafkaUnavailable, false, nil, ""}},
+	{context.DeadlineExceeded, outcome{12, 504, reasonDeadline, "deadline exceeded", kafkaUnavailable, false, nil, ""}},
+	{context.Canceled, outcome{12, 503, reasonClosing, "request canceled", kafkaUnavailable, false, nil, ""}},
+}
+
+// details say, beside the fixed message, what somebody can do about it.
+var details = [...]struct {
+	err  error
+	text string
+}{
+	{catalog.ErrTakenOver, "another node has taken over partitions of this topic: change it there"},
+	{catalog.ErrReadReplica, "this node is a read replica: write to the gateway whose bucket it reads"},
 }
 
 // classify gives the answer to an error: the one place where a class becomes a
@@ -145,7 +156,9 @@ func classify(err error) outcome {
 	var invalid *catalog.InvalidError
 	for i := range outcomes {
 		if errors.Is(err, outcomes[i].err) {
-			return outcomes[i].outcome
+			o := outcomes[i].outcome
+			o.detail = detailOf(err)
+			return o
 		}
 	}
 	switch {
@@ -155,6 +168,15 @@ func classify(err error) outcome {
 		return outcome{step: 1, status: http.StatusBadRequest, reason: reasonBadRequest, message: invalid.Error(), properties: invalid.Properties}
 	}
 	return outcome{step: 12, status: http.StatusInternalServerError, reason: reasonInternal, message: "internal error"}
+}
+
+func detailOf(err error) string {
+	for i := range details {
+		if errors.Is(err, details[i].err) {
+			return details[i].text
+		}
+	}
+	return ""
 }
 
 // isAbsence reports whether the outcome says that this partition has nothing
@@ -186,11 +208,12 @@ func (o outcome) write(w http.ResponseWriter) int {
 	h := w.Header()
 	h["X-Kv-Reason"] = []string{o.reason}
 	o.retry(h)
-	return writeJSON(w, o.status, jsonMedia, errorBody{o.message, o.properties})
+	return writeJSON(w, o.status, jsonMedia, errorBody{o.message, o.detail, o.properties})
 }
 
 type errorBody struct {
 	Error      string            `json:"error"`
+	Detail     string            `json:"detail,omitempty"`
 	Properties map[string]string `json:"properties,omitempty"`
 }
 

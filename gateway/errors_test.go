@@ -26,6 +26,7 @@ var classified = []struct {
 	{catalog.ErrTopicNotFound, 404, "topic_not_found", 40401},
 	{catalog.ErrPartitionNotFound, 404, "partition_not_found", 40402},
 	{partition.ErrNotHosted, 421, "not_hosted", 42101},
+	{catalog.ErrTakenOver, 421, "not_hosted", 42101},
 	{partition.ErrNotIndexed, 404, "not_indexed", 404},
 	{partition.ErrNotReady, 503, "not_ready", 50003},
 	{catalog.ErrBucketUnknown, 503, "not_ready", 50003},

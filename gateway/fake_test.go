@@ -54,6 +54,8 @@ func (f *fakeTopics) TopicForWrite(_ context.Context, name string) (topic, error
 	return t, nil
 }
 
+func (f *fakeTopics) CheckWriter() error { return nil }
+
 func (f *fakeTopics) LookupTimeout() time.Duration { return f.timeout }
 
 // fakeTopic keeps its records in memory.

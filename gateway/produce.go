@@ -22,6 +22,7 @@ var kafkaJSON = []string{"application/vnd.kafka.v2+json"}
 type kafkaError struct {
 	Code    int    `json:"error_code"`
 	Message string `json:"message"`
+	Detail  string `json:"detail,omitempty"`
 }
 
 // produced is the fate of one record of a request.
@@ -30,6 +31,7 @@ type produced struct {
 	Offset    *int64 `json:"offset"`
 	Code      int    `json:"error_code,omitempty"`
 	Error     string `json:"error,omitempty"`
+	Detail    string `json:"detail,omitempty"`
 
 	err error
 }
@@ -49,10 +51,10 @@ func (s *Server) produce(w http.ResponseWriter, r *http.Request) int {
 			accepted++
 			continue
 		}
-		o := classify(f.err)
+		o := classify(s.writeError(f.err))
 		s.logBug(o, f.err)
 		f.Partition, f.Offset = nil, nil
-		f.Code, f.Error = o.recordCode(), o.message
+		f.Code, f.Error, f.Detail = o.recordCode(), o.message, o.detail
 	}
 	s.metrics.recordsAccepted.Add(float64(accepted))
 	s.metrics.recordsRefused.Add(float64(len(fates) - accepted))
@@ -109,7 +111,7 @@ func (s *Server) failKafka(w http.ResponseWriter, r *http.Request, err error) in
 	o := classify(err)
 	s.logBug(o, err)
 	o.retry(w.Header())
-	return writeJSON(w, o.status, kafkaJSON, kafkaError{Code: o.errorCode(), Message: o.message})
+	return writeJSON(w, o.status, kafkaJSON, kafkaError{Code: o.errorCode(), Message: o.message, Detail: o.detail})
 }
 
 func (s *Server) produceAll(w http.ResponseWriter, r *http.Request) ([]produced, error) {

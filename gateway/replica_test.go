@@ -70,8 +70,12 @@ func TestReplicaOverHTTP(t *testing.T) {
 	// A write belongs elsewhere, and so says every form of it.
 	r.do(http.MethodPut, "/kv/orders/k1", "x").refused(t, "PUT", 421, "not_hosted", "partition not hosted on this node")
 	r.do(http.MethodDelete, "/kv/orders/k1", "").refused(t, "DELETE", 421, "not_hosted", "partition not hosted on this node")
+	const why = `"detail":"this node is a read replica`
+	if got := r.do(http.MethodPut, "/kv/orders/k1", "x"); !strings.Contains(got.body, why) {
+		t.Errorf("PUT does not say why: %v", got)
+	}
 	post := raw(t, r.data, "POST", request("POST", "/topics/orders", `{"records":[{"key":"k","value":1}]}`, "Content-Type: application/vnd.kafka.json.v2+json"))
-	if post.want(t, "POST", 421); !strings.Contains(post.body, `"error_code":42101`) {
+	if post.want(t, "POST", 421); !strings.Contains(post.body, `"error_code":42101`) || !strings.Contains(post.body, why) {
 		t.Errorf("POST: %v", post)
 	}
 	r.do(http.MethodPut, "/kv/nothing/k1", "x").refused(t, "PUT to no topic", 404, "topic_not_found", "topic not found")
@@ -100,6 +104,29 @@ func TestReplicaOverHTTP(t *testing.T) {
 	if n := store.Count(objstoretest.OpPut, objstoretest.OpDelete); n != 0 {
 		t.Errorf("%d writes reached the store", n)
 	}
+}
+
+// A topic that another node has taken over is changed there.
+func TestTakenOverTopicIsNotChangedOverHTTP(t *testing.T) {
+	store := objstoretest.NewFaulty(nil)
+	w := writerNode(t, store)
+	w.putKeys(20, "a")
+	w.evict()
+	newer := startNode(t, store)
+	newer.ready()
+	waitFor(t, "the newer writer", func() bool { return newer.do(http.MethodPut, "/kv/orders/k", "x").status == 200 })
+
+	const detail = "another node has taken over partitions of this topic: change it there"
+	for _, r := range []map[string]any{
+		w.ask("DELETE", "/v1/topics/orders", "", 421),
+		w.ask("PUT", "/v1/topics/orders/config", `{"upsert":{"flush.ms":7}}`, 421),
+	} {
+		if r["error"] != "partition not hosted on this node" || r["detail"] != detail {
+			t.Errorf("%v", r)
+		}
+	}
+	w.ask("GET", "/v1/topics/orders", "", 200)
+	newer.ask("DELETE", "/v1/topics/orders", "", 200)
 }
 
 // Compaction replaces objects; the grace period over, the clean-up deletes them,

@@ -16,6 +16,8 @@ type topicSource interface {
 	Topic(name string) (topic, error)
 	// TopicForWrite is Topic, but may make the topic.
 	TopicForWrite(ctx context.Context, name string) (topic, error)
+	// CheckWriter gives catalog.ErrReadReplica on a node that takes no writes.
+	CheckWriter() error
 	// LookupTimeout is the time a lookup may take; it may change at any time.
 	LookupTimeout() time.Duration
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -41,7 +42,7 @@ func (s *Server) writeKey(w http.ResponseWriter, r *http.Request, fill func(rec 
 	}
 	if err != nil {
 		s.metrics.recordsRefused.Inc()
-		return s.fail(w, r, err)
+		return s.fail(w, r, s.writeError(err))
 	}
 	s.metrics.recordsAccepted.Inc()
 	w.Header()["X-Kv-Offset"] = []string{strconv.FormatInt(offset, 10)}
@@ -49,6 +50,14 @@ func (s *Server) writeKey(w http.ResponseWriter, r *http.Request, fill func(rec 
 	w.Header()["X-Kv-Position"] = []string{strconv.FormatInt(offset+1, 10)}
 	w.WriteHeader(http.StatusOK)
 	return http.StatusOK
+}
+
+// writeError adds to the error of a write that this node takes none at all.
+func (s *Server) writeError(err error) error {
+	if errors.Is(err, partition.ErrNotHosted) {
+		return errors.Join(err, s.topics.CheckWriter())
+	}
+	return err
 }
 
 // appendKey gives the partition as soon as it is known (-1 before) and the

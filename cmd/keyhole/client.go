@@ -225,6 +225,9 @@ func newStatusError(resp *http.Response, body []byte) *statusError {
 			e.text = propertyMessages(fields)
 		}
 	}
+	if detail, ok := fields["detail"].(string); ok && e.text != "" {
+		e.text += ": " + detail
+	}
 	if e.text == "" {
 		e.text = http.StatusText(resp.StatusCode)
 	}
