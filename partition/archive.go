@@ -161,7 +161,7 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log, s *Setti
 		return true, nil // uploads were off meanwhile, and some of these may lack what others have
 	}
 	if len(sources) > 0 {
-		if _, err := p.tier.Upload(ctx, sources); err != nil {
+		if _, err := p.tier.Upload(ctx, sources, whole); err != nil {
 			p.o.Metrics.Uploads.WithLabelValues("error").Add(float64(len(sources)))
 			if isCorrupt(err) {
 				p.corrupted("local", err)
@@ -360,7 +360,7 @@ func rollForTarget(ctx context.Context, log *locallog.Log, target int64) error {
 func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *Settings, stats *CompactionStats) error {
 	ctx, cancel := p.patiently(ctx)
 	defer cancel()
-	arrived, since := p.tier.Snapshot().Next(), time.Now()
+	arrived, since := p.o.Tiers.Stored(), time.Now()
 	for backoff := nextBackoff(0); ; backoff = nextBackoff(backoff) {
 		err := p.uploadSealed(ctx, log, s, stats)
 		if err == nil {
@@ -372,8 +372,8 @@ func (p *Partition) uploadPatiently(ctx context.Context, log *locallog.Log, s *S
 		if !unavailable(err) {
 			return err
 		}
-		if next := p.tier.Snapshot().Next(); next > arrived {
-			arrived, since = next, time.Now()
+		if n := p.o.Tiers.Stored(); n > arrived {
+			arrived, since = n, time.Now()
 		}
 		if backoff > evictPatience-time.Since(since) || !p.pause(backoff) {
 			return err

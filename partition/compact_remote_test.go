@@ -1,11 +1,15 @@
 package partition
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"keyhole/objstore"
+	"keyhole/objstore/objstoretest"
 	"keyhole/record"
 )
 
@@ -75,4 +79,54 @@ func TestMergedSegmentsGrowOld(t *testing.T) {
 	if n := len(p.tier.Snapshot().Segments); n > 2*ages {
 		t.Fatalf("%d segments are left", n)
 	}
+}
+
+// Uploads go in one manifest after a compaction without uploads, also if the store fails in between.
+func TestUploadAfterCompactionWithoutUploadsFails(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.RemoteWrite = false
+	p := r.open()
+	keys := numbered(10)
+	states := map[int64]map[string]answer{0: answers(t, p, keys)}
+	for round := range 12 {
+		for i, k := range keys {
+			if (round+i)%5 != 0 || round == 11 {
+				put(t, p, k, fmt.Sprintf("%d %0100d", round, i))
+			} else {
+				del(t, p, k)
+			}
+		}
+		// A key of its own keeps every segment alive.
+		put(t, p, fmt.Sprintf("own-%d", round), "v")
+		if err := p.log.Load().Roll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		states[p.log.Load().State().HighWatermark] = answers(t, p, keys)
+	}
+	compact(t, p)
+	puts := 0
+	r.store.Before(func(_ context.Context, c objstoretest.Call) error {
+		if c.Op == objstoretest.OpPut && strings.HasSuffix(c.Key, ".log") {
+			if puts++; puts > 3 {
+				return objstore.ErrInvalid
+			}
+		}
+		return nil
+	})
+	s := r.settings
+	s.RemoteWrite, s.DirtyRatio = true, 2
+	p.Configure(s)
+	if _, err := p.Evict(t.Context(), 0); err == nil {
+		t.Fatal("no error")
+	}
+	next := p.tier.Snapshot().Next()
+	replica := r.other("replica")
+	replica.options = func(o *Options) { o.Replica = true }
+	sameAnswers(t, fmt.Sprintf("bucket up to %d", next), answers(t, replica.open(), keys), states[next])
+	r.store.Before(nil)
+	evict(t, p) // what was stored is not stored again
+	next = p.tier.Snapshot().Next()
+	eventually(t, "replica follows", func() bool { return replica.p.position() == next })
+	sameAnswers(t, "all of it", answers(t, replica.p, keys), states[next])
 }

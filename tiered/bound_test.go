@@ -66,7 +66,7 @@ func TestUploadsAreBounded(t *testing.T) {
 				ctx = impatient
 			}
 			go func() {
-				_, err := n.Upload(ctx, []Source{src})
+				_, err := n.Upload(ctx, []Source{src}, 0)
 				done <- err
 			}()
 		}

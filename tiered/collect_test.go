@@ -168,7 +168,7 @@ func TestObjectsOfABegunUploadAreNoOrphans(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := n.Upload(t.Context(), []Source{src}); !errors.Is(err, objstore.ErrUnavailable) {
+	if _, err := n.Upload(t.Context(), []Source{src}, 0); !errors.Is(err, objstore.ErrUnavailable) {
 		t.Fatal(err)
 	}
 	b.Before(nil)
@@ -190,7 +190,7 @@ func TestObjectsOfABegunUploadAreNoOrphans(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := n.Upload(t.Context(), []Source{passed}); !errors.Is(err, objstore.ErrUnavailable) {
+	if _, err := n.Upload(t.Context(), []Source{passed}, 0); !errors.Is(err, objstore.ErrUnavailable) {
 		t.Fatal(err)
 	}
 	b.Before(nil)
@@ -207,7 +207,7 @@ func TestObjectsOfABegunUploadAreNoOrphans(t *testing.T) {
 	b.After(func(ctx context.Context, c objstoretest.Call) error {
 		if c.Op == objstoretest.OpList && !once {
 			once = true
-			if _, err := n.Upload(ctx, []Source{next}); err != nil {
+			if _, err := n.Upload(ctx, []Source{next}, 0); err != nil {
 				t.Error(err)
 			}
 		}

@@ -235,7 +235,7 @@ func newNode(t testing.TB, b objstore.Bucket, o nodeOptions) *node {
 
 func (n *node) upload(t testing.TB, sources ...*memSource) *manifest.Manifest {
 	t.Helper()
-	m, err := n.Upload(t.Context(), asSources(sources))
+	m, err := n.Upload(t.Context(), asSources(sources), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

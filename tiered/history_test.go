@@ -128,7 +128,7 @@ func (h *history) step() {
 }
 
 func (h *history) upload() {
-	_, _ = h.n.Upload(h.t.Context(), asSources(h.waiting))
+	_, _ = h.n.Upload(h.t.Context(), asSources(h.waiting), 0)
 	next := h.n.Snapshot().Next()
 	h.waiting = slices.DeleteFunc(h.waiting, func(s *memSource) bool { return s.next <= next })
 }

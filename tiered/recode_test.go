@@ -287,7 +287,7 @@ func TestRepeatedUploadGivesTheSameBytes(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := n.Upload(t.Context(), []Source{src}); err == nil {
+	if _, err := n.Upload(t.Context(), []Source{src}, 0); err == nil {
 		t.Fatal("no error")
 	}
 	err := b.List(t.Context(), prefix+"0", func(o objstore.Object) error {
@@ -333,7 +333,7 @@ func TestSourceCompactedBetweenTwoAttempts(t *testing.T) {
 			}
 			return nil
 		})
-		if _, err := n.Upload(t.Context(), asSources([]*memSource{records(0, 1, 2)})); err == nil {
+		if _, err := n.Upload(t.Context(), asSources([]*memSource{records(0, 1, 2)}), 0); err == nil {
 			t.Fatal("no error")
 		}
 		b.Before(nil)

@@ -175,7 +175,7 @@ func TestRewrittenBatchesAreAChunkAndHaveOneEpoch(t *testing.T) {
 			}
 			sources = append(sources, epochSource{build.done(), int64(5 + i/2)})
 		}
-		m, err := n.Upload(t.Context(), sources)
+		m, err := n.Upload(t.Context(), sources, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,8 @@ type Shared struct {
 	rewrites chan struct{}
 	encoders sync.Pool // of *zstd.Encoder, for key runs
 
-	moved atomic.Int64 // of UploadMoved, Unix nanoseconds
+	moved  atomic.Int64 // of UploadMoved, Unix nanoseconds
+	stored atomic.Int64
 
 	maxReads atomic.Int64
 	reads    atomic.Int64 // running
@@ -136,6 +137,14 @@ func (s *Shared) UploadMoved() time.Time {
 		return time.Unix(0, ns)
 	}
 	return time.Time{}
+}
+
+// Stored counts the segments whose batches have arrived in the bucket, of all tiers.
+func (s *Shared) Stored() int64 { return s.stored.Load() }
+
+func (s *Shared) noteStored() {
+	s.stored.Add(1)
+	s.noteMoved()
 }
 
 // noteMoved is told of each step of an upload.

@@ -23,7 +23,7 @@ func TestCloseEndsWhatRuns(t *testing.T) {
 		src := newBuilder(t, 0).numbered(5)
 		for range 2 { // one runs, one waits for its turn
 			wg.Go(func() {
-				if _, err := n.Upload(context.Background(), []Source{src}); !errors.Is(err, ErrClosed) {
+				if _, err := n.Upload(context.Background(), []Source{src}, 0); !errors.Is(err, ErrClosed) {
 					t.Errorf("upload: %v", err)
 				}
 			})
@@ -43,7 +43,7 @@ func TestCloseEndsWhatRuns(t *testing.T) {
 		b.Before(nil)
 		for name, err := range map[string]error{
 			"claim":  func() error { _, err := n.Claim(t.Context(), false); return err }(),
-			"upload": func() error { _, err := n.Upload(t.Context(), nil); return err }(),
+			"upload": func() error { _, err := n.Upload(t.Context(), nil, 0); return err }(),
 			"read":   func() error { _, _, err := n.read(t.Context(), 0); return err }(),
 			"runs":   n.KeyRuns(t.Context(), 0, nil, nil),
 			"raw":    func() error { _, err := n.RawManifest(t.Context()); return err }(),
@@ -97,7 +97,7 @@ func TestOlderWriterIsFenced(t *testing.T) {
 		theirs := newBuilder(t, 10).numbered(7)
 		other.upload(t, theirs)
 		for range 2 {
-			if _, err := a.Upload(t.Context(), []Source{tail}); !errors.Is(err, ErrFenced) {
+			if _, err := a.Upload(t.Context(), []Source{tail}, 0); !errors.Is(err, ErrFenced) {
 				t.Fatalf("unconditional=%t: older writer: %v", unconditional, err)
 			}
 		}
@@ -111,7 +111,7 @@ func TestOlderWriterIsFenced(t *testing.T) {
 		if _, err := restarted.Claim(t.Context(), false); !errors.Is(err, ErrSuperseded) {
 			t.Errorf("claim with the old disk: %v", err)
 		}
-		if _, err := restarted.Upload(t.Context(), []Source{tail}); !errors.Is(err, ErrNotClaimed) {
+		if _, err := restarted.Upload(t.Context(), []Source{tail}, 0); !errors.Is(err, ErrNotClaimed) {
 			t.Errorf("upload without a claim: %v", err)
 		}
 		m, _ := wantClean(t, b)

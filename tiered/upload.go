@@ -36,9 +36,11 @@ type pending struct {
 // goes past it.
 //
 // On an error the manifest is returned as well: segments before the one that
-// failed are in it. ErrFenced and ErrNotClaimed as named, record.ErrCorrupt for
-// damage of a source; after any other error Upload may be repeated.
-func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest, err error) {
+// failed are in it, unless it would end below whole, an offset below which the
+// sources can only be shown together. ErrFenced and ErrNotClaimed as named,
+// record.ErrCorrupt for damage of a source; after any other error Upload may be
+// repeated, and does not store again what it has stored.
+func (t *Tier) Upload(ctx context.Context, segs []Source, whole int64) (m *manifest.Manifest, err error) {
 	ctx, done, err := t.begin(ctx)
 	if err != nil {
 		return t.Snapshot(), err
@@ -67,6 +69,9 @@ func (t *Tier) Upload(ctx context.Context, segs []Source) (m *manifest.Manifest,
 			stored = append(stored, *seg)
 		}
 		next = src.NextOffset()
+	}
+	if failure != nil && next < whole {
+		return t.Snapshot(), failure
 	}
 	err = t.commit(ctx, func(m *manifest.Manifest) (*manifest.Manifest, error) {
 		out, err := m.With(stored...)
@@ -163,7 +168,7 @@ func (t *Tier) storePlan(ctx context.Context, p *pending, plan *plan) error {
 			return err
 		}
 		p.logStored = true
-		t.o.Shared.noteMoved()
+		t.o.Shared.noteStored()
 	}
 	if _, err := t.o.Bucket.Put(ctx, IndexKey(t.prefix, seg), bytes.NewReader(index), seg.IndexSize, objstore.Condition{}); err != nil {
 		return err

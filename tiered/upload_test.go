@@ -165,7 +165,7 @@ func TestSourceThatChangesIsNotUploaded(t *testing.T) {
 			}
 			return nil
 		})
-		m, err := n.Upload(t.Context(), []Source{src})
+		m, err := n.Upload(t.Context(), []Source{src}, 0)
 		if !errors.Is(err, record.ErrCorrupt) || len(m.Segments) != 0 {
 			t.Errorf("byte %d: %d segments, %v", at, len(m.Segments), err)
 		}
@@ -179,7 +179,7 @@ func TestDamagedSourceIsNotUploaded(t *testing.T) {
 	first, second := build.numbered(3), build.numbered(4)
 	n.o.Recode = func() Recode { return Recode{Merge: true} }
 	second.file[second.batches[2].pos+70] ^= 1
-	m, err := n.Upload(t.Context(), asSources([]*memSource{first, second}))
+	m, err := n.Upload(t.Context(), asSources([]*memSource{first, second}), 0)
 	if !errors.Is(err, record.ErrCorrupt) {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestUploadLeavesOutWhatTheBucketHas(t *testing.T) {
 	// case 7-14: a segment with other borders after a fail-over.
 	wide := newBuilder(t, 4).numbered(11) // 4 to 14
 	wantRanges(t, n.upload(t, wide), "0-9 10-14")
-	if _, err := n.Upload(t.Context(), []Source{second}); err != nil {
+	if _, err := n.Upload(t.Context(), []Source{second}, 0); err != nil {
 		t.Fatal(err)
 	}
 	wantRanges(t, n.Snapshot(), "0-9 10-14 15-19")
@@ -218,7 +218,7 @@ func TestBatchAcrossTheEndOfTheBucketIsRefused(t *testing.T) {
 	n.upload(t, newBuilder(t, 0).numbered(5))
 	build := newBuilder(t, 3)
 	build.add(record.None, kv(0, "a", "1"), kv(1, "b", "2"), kv(2, "c", "3"))
-	if _, err := n.Upload(t.Context(), []Source{build.done()}); err == nil {
+	if _, err := n.Upload(t.Context(), []Source{build.done()}, 0); err == nil {
 		t.Fatal("a batch that is partly in the bucket was uploaded")
 	}
 	wantRanges(t, n.Snapshot(), "0-4")
@@ -259,7 +259,7 @@ func TestSourceWithoutBatchesIsPassedOver(t *testing.T) {
 func TestUploadNeedsAClaim(t *testing.T) {
 	b := newBucket()
 	n := newNode(t, b, nodeOptions{unclaimed: true})
-	if _, err := n.Upload(t.Context(), []Source{newBuilder(t, 0).numbered(1)}); !errors.Is(err, ErrNotClaimed) {
+	if _, err := n.Upload(t.Context(), []Source{newBuilder(t, 0).numbered(1)}, 0); !errors.Is(err, ErrNotClaimed) {
 		t.Fatal(err)
 	}
 	if b.Count() != 0 {
@@ -316,7 +316,7 @@ func TestEveryCallFailsOnce(t *testing.T) {
 					build := newBuilder(t, 0)
 					sources := []*memSource{build.numbered(10), build.numbered(10), build.numbered(10)}
 					met := failAt(b, k, f)
-					m, err := n.Upload(t.Context(), asSources(sources))
+					m, err := n.Upload(t.Context(), asSources(sources), 0)
 					if !met() {
 						if k < 7 {
 							t.Fatalf("only %d calls", k)
@@ -363,7 +363,7 @@ func TestEndOfTheProcessAtEveryCall(t *testing.T) {
 			n := newNode(t, b, nodeOptions{fs: fs})
 			n.upload(t, sources[0])
 			met := failAt(b, k, failure{err: errEnd, lost: lost})
-			_, err := n.Upload(t.Context(), asSources(sources))
+			_, err := n.Upload(t.Context(), asSources(sources), 0)
 			if !met() {
 				break
 			}
