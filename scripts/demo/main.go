@@ -198,7 +198,10 @@ func (d *demo) absent(ctx context.Context, _ []*source) error {
 }
 
 func (d *demo) compact(ctx context.Context, inputs []*source) error {
-	d.title("Compact: what has been replaced or deleted goes, in both tiers, and no offset moves")
+	d.title("Write all files once more, then compact: what was replaced or deleted goes, in both tiers, and no offset moves")
+	if err := inputs[0].produce(ctx, d); err != nil {
+		return err
+	}
 	for _, in := range inputs {
 		if err := d.keyhole(ctx, nil, "tier", "compact", in.topic); err != nil {
 			return err
