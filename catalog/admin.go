@@ -107,11 +107,14 @@ func (c *Catalog) DeleteTopic(ctx context.Context, name string) error {
 	if err := c.CheckWriter(); err != nil {
 		return err
 	}
-	if t := c.snap.Load().byName[name]; t != nil {
+	if t := c.snap.Load().byName[name]; t != nil && !t.isGone() {
 		askOwner(ctx, t)
 	}
 	t, err := c.beginDeletion(c.now().UnixMilli(), func(s *snapshot) (*Topic, error) {
 		if t := s.byName[name]; t != nil {
+			if t.isGone() {
+				return t, nil // whoever had it has it no more
+			}
 			return t, t.changeable()
 		}
 		return nil, c.missing(s, name)
@@ -179,8 +182,11 @@ func (c *Catalog) finishDeletion(ctx context.Context, t *Topic) (marked <-chan s
 		return nil, fmt.Errorf("delete topic %s: %w", t.name, err)
 	}
 	data := t.config.Load().data
-	if !c.store() {
+	switch {
+	case !c.store():
 		return nil, c.settleDeletionLocked(data)
+	case t.isGone():
+		return nil, c.disk.forgetDeleted(data.ID) // there is nothing to be marked
 	}
 	return c.keeper.add(data, nil), nil
 }
@@ -203,8 +209,8 @@ func (c *Catalog) settleDeletionLocked(t *topicData) error {
 // AlterTopic sets and removes properties of a topic; a removed one is back at
 // its default. Everything is checked, then durable on this disk, then in force
 // for all partitions; nothing is applied if any of it is refused. Errors:
-// *InvalidError, those of Topic, ErrReadReplica, ErrTakenOver, and those of the
-// disk.
+// *InvalidError, those of Topic, ErrReadReplica, ErrTakenOver, ErrTopicGone, and
+// those of the disk.
 func (c *Catalog) AlterTopic(ctx context.Context, name string, upsert map[string]string, remove []string) error {
 	if t := c.snap.Load().byName[name]; t != nil && c.CheckWriter() == nil {
 		askOwner(ctx, t)
@@ -230,6 +236,9 @@ func (c *Catalog) alter(name string, upsert map[string]string, remove []string) 
 	t := s.byName[name]
 	if t == nil {
 		return nil, c.missing(s, name)
+	}
+	if t.isGone() {
+		return nil, ErrTopicGone
 	}
 	if err := t.changeable(); err != nil {
 		return nil, err

@@ -332,9 +332,12 @@ func (c *Catalog) missing(s *snapshot, name string) error {
 }
 
 // TopicForWrite is Topic, but makes the topic if it does not exist and the
-// catalog was opened with AutoCreate.
+// catalog was opened with AutoCreate. One that takes no writes is ErrTopicGone.
 func (c *Catalog) TopicForWrite(ctx context.Context, name string) (*Topic, error) {
 	t, err := c.Topic(name)
+	if err == nil && t.isGone() {
+		return nil, ErrTopicGone
+	}
 	if !c.o.AutoCreate || !errors.Is(err, ErrTopicNotFound) {
 		return t, err
 	}

@@ -43,7 +43,8 @@ func (c *Catalog) watchDeletions() {
 }
 
 // lookForDeletions asks about all topics, one after the other, and deletes those
-// that the bucket marks as deleted. seen has the ETags of descriptions by id, so
+// that the bucket marks as deleted. One that the bucket has nothing of any more is
+// noted as gone. seen has the ETags of descriptions by id, so
 // that one which has not changed costs a request without a body; the result has
 // them for the next time.
 func (c *Catalog) lookForDeletions(ctx context.Context, seen map[string]string) (map[string]string, error) {
@@ -51,7 +52,8 @@ func (c *Catalog) lookForDeletions(ctx context.Context, seen map[string]string) 
 	var errs []error
 	for _, t := range c.Topics() {
 		f := &foundTopic{name: t.name, id: t.id}
-		etag, _, err := c.readTopicIfChanged(ctx, f, seen[t.id])
+		before := c.disk.onceStored(t.config.Load().data)
+		etag, changed, err := c.readTopicIfChanged(ctx, f, seen[t.id])
 		if err != nil {
 			errs = append(errs, err)
 			if ctx.Err() != nil || storeWide(err) {
@@ -61,6 +63,9 @@ func (c *Catalog) lookForDeletions(ctx context.Context, seen map[string]string) 
 		}
 		now[t.id] = etag
 		errs = append(errs, c.deleteMarked(ctx, []*foundTopic{f}))
+		if changed && f.data == nil && f.err == nil {
+			errs = append(errs, c.lookWhetherGone(ctx, t, before))
+		}
 	}
 	return now, errors.Join(errs...)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"keyhole/objstore"
@@ -25,6 +26,7 @@ type gate struct {
 	trouble func() error // why the gate is shut, if that is known
 	once    sync.Once
 	ready   chan struct{} // closed: writes pass
+	gone    atomic.Bool   // writes never pass again: see vanish
 }
 
 func newGate(r *remote, trouble func() error) *gate {
@@ -33,6 +35,24 @@ func newGate(r *remote, trouble func() error) *gate {
 
 // open lets writes pass.
 func (g *gate) open() { g.once.Do(func() { close(g.ready) }) }
+
+// isOpen reports whether writes have been let pass.
+func (g *gate) isOpen() bool {
+	select {
+	case <-g.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// passWrite is pass for what changes the bucket.
+func (g *gate) passWrite(ctx context.Context) error {
+	if g.gone.Load() {
+		return fmt.Errorf("%w: %w", objstore.ErrUnavailable, ErrTopicGone)
+	}
+	return g.pass(ctx, g.ready)
+}
 
 // pass waits for one side of the gate, but not while the bucket is known to be
 // in trouble: a thousand partitions that start would all wait. The error is what
@@ -71,14 +91,14 @@ type gatedBucket struct {
 }
 
 func (b *gatedBucket) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond objstore.Condition) (string, error) {
-	if err := b.gate.pass(ctx, b.gate.ready); err != nil {
+	if err := b.gate.passWrite(ctx); err != nil {
 		return "", err
 	}
 	return b.Bucket.Put(ctx, key, body, size, cond)
 }
 
 func (b *gatedBucket) Delete(ctx context.Context, key string) error {
-	if err := b.gate.pass(ctx, b.gate.ready); err != nil {
+	if err := b.gate.passWrite(ctx); err != nil {
 		return err
 	}
 	return b.Bucket.Delete(ctx, key)

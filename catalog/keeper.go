@@ -188,6 +188,7 @@ func (c *Catalog) keepOnce() error {
 // kept follows up on an object that has reached the bucket.
 func (c *Catalog) kept(u *upkeep) {
 	if u.gate != nil {
+		c.stored(u.data)
 		u.gate.open()
 	}
 	if u.data.DeletedMS != 0 {

@@ -50,6 +50,9 @@ func (c *Catalog) Ready() Readiness {
 	store, disk := partitionTrouble{what: "object store"}, partitionTrouble{what: "writes are refused"}
 	var lost []string
 	for _, t := range s.sorted {
+		if t.isGone() {
+			r.Degraded = append(r.Degraded, t.advice())
+		}
 		for _, p := range t.partitions {
 			r.add(t, p)
 			store.add(t, p, p.StoreTrouble())

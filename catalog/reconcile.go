@@ -14,6 +14,8 @@ import (
 //	only in the bucket, deleted    left to the sweeper
 //	on both, bucket behind         the keeper writes the bucket's copy anew
 //	on both, deleted there         deleted here: somebody did so through another node
+//	only here, never uploaded      the keeper uploads it
+//	only here, once there          gone: kept, and kept out of the bucket, see ErrTopicGone
 //	on both, another id there      this disk's topic stays; reported if that id is newer
 //	damaged in the bucket          the name answers with the damage, unless this disk has the topic
 //
@@ -58,9 +60,14 @@ func (c *Catalog) reconcile(ctx context.Context, found []*foundTopic) error {
 	}
 	for _, t := range s.sorted {
 		data := t.config.Load().data
-		if f := inBucket[t.id]; f == nil || f.data == nil || f.data.Revision < data.Revision {
+		switch f := inBucket[t.id]; {
+		case f == nil && !t.gate.isOpen() && c.disk.onceStored(data):
+			c.vanish(t)
+			continue
+		case f == nil || f.data == nil || f.data.Revision < data.Revision:
 			c.keeper.add(data, t.gate)
-		} else {
+		default:
+			c.noteStoredLocked(t)
 			t.gate.open()
 		}
 		if n := newest[t.name]; n != nil && n.id != t.id && n.data.newerThan(data) {
@@ -130,6 +137,7 @@ func (c *Catalog) adoptLocked(data *topicData) (*Topic, error) {
 	if err != nil {
 		return nil, fmt.Errorf("adopt topic %s: %w", data.Name, err)
 	}
+	c.noteStoredLocked(t)
 	t.gate.open()
 	c.o.Logger.Info("topic adopted from the bucket", "topic", data.Name, "id", data.ID, "partitions", data.Partitions)
 	return t, nil

@@ -21,6 +21,7 @@ type Topic struct {
 	etagPrefix string // `"<id>-`
 	partitions []*partition.Partition
 	gate       *gate // nil without a store
+	stored     bool  // storedFile is there; guarded by the catalog's mu
 	config     atomic.Pointer[topicConfig]
 }
 

@@ -121,6 +121,7 @@ var outcomes = [...]struct {
 	{catalog.ErrReadReplica, outcome{1, 409, reasonConflict, "this node is a read replica", 0, false, nil, ""}},
 	{partition.ErrNoStore, outcome{1, 409, reasonConflict, "no object store configured", 0, false, nil, ""}},
 
+	{catalog.ErrTopicGone, outcome{12, 503, reasonReadOnly, "topic is gone from the object store", kafkaUnavailable, false, nil, ""}},
 	{record.ErrCorrupt, outcome{12, 500, reasonCorrupt, "stored data is damaged", 0, false, nil, ""}},
 	{objstore.ErrNotFound, outcome{12, 500, reasonCorrupt, "stored data is missing", 0, false, nil, ""}},
 	{objstore.ErrRange, outcome{12, 500, reasonCorrupt, "stored data is missing", 0, false, nil, ""}},
@@ -146,6 +147,7 @@ var details = [...]struct {
 	text string
 }{
 	{catalog.ErrTakenOver, "another node has taken over partitions of this topic: change it there"},
+	{catalog.ErrTopicGone, "it was there once: if it was deleted through another node, delete it here too"},
 	{catalog.ErrReadReplica, "this node is a read replica: write to the gateway whose bucket it reads"},
 }
 

@@ -42,6 +42,7 @@ var classified = []struct {
 	{partition.ErrRemoteWriteDisabled, 409, "conflict", 409},
 	{catalog.ErrReadReplica, 409, "conflict", 409},
 	{partition.ErrNoStore, 409, "conflict", 409},
+	{catalog.ErrTopicGone, 503, "read_only", 50003},
 	{record.ErrCorrupt, 500, "corrupt", 500},
 	{objstore.ErrNotFound, 500, "corrupt", 500},
 	{objstore.ErrRange, 500, "corrupt", 500},
