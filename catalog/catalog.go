@@ -106,7 +106,7 @@ type Catalog struct {
 	remote   *remote
 	keeper   keeper
 	sweeper  sweeper
-	follow   chan struct{}    // wakes a read replica's follower; holds one wish
+	follow   chan struct{}    // wakes who follows the bucket's topics: follower or watchDeletions; holds one wish
 	now      func() time.Time // what is deleted by age goes by it
 	failed   chan error       // holds one
 	closed   atomic.Bool

@@ -71,7 +71,7 @@ func (c *Catalog) applyLocked(data *configData) (*switches, error) {
 	sw := c.newSwitches(data)
 	c.switches.Store(sw)
 	c.sweeper.wake() // the grace period may be another one
-	c.wakeFollower()
+	c.wakeFollower() // likewise, or the pace of a replica
 	c.tiers.SetCacheSize(sw.cacheBytes)
 	c.tiers.SetMaxReads(int(sw.remoteReads))
 	for _, t := range c.snap.Load().sorted {

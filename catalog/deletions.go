@@ -8,13 +8,15 @@ import (
 	"keyhole/objstore"
 )
 
-// deletionPace is how often the bucket is asked, at most and at least, whether
-// another node has deleted a topic that is served here; in between it is a
-// quarter of the grace period. Once that is over the topic's objects go, and cold
-// lookups of a node that does not know would find them missing.
+// deletionPace is how often the bucket is asked whether another node has deleted a
+// topic that is served here: a quarter of the grace period, within these bounds, of
+// which the lower one is that of the shortest period there is. Once the period is
+// over the topic's objects go, the mark with them, and cold lookups of a node that
+// does not know would find them missing. Each node goes by its own period, so those
+// of one bucket should have the same.
 const (
 	maxDeletionPace = 10 * time.Minute
-	minDeletionPace = 10 * time.Second
+	minDeletionPace = 250 * time.Millisecond
 )
 
 func deletionPace(grace time.Duration) time.Duration {
@@ -31,7 +33,7 @@ func (c *Catalog) watchDeletions() {
 	}
 	var seen map[string]string
 	for {
-		c.pause(jitter(deletionPace(c.switches.Load().grace)), nil)
+		c.pause(jitter(deletionPace(c.switches.Load().grace)), c.follow)
 		if c.ctx.Err() != nil {
 			return
 		}

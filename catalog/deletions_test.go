@@ -61,9 +61,29 @@ func TestDeletionThroughAnotherNodeIsNoticed(t *testing.T) {
 	}
 }
 
+// A node whose grace period was made short looks that often from then on, and so
+// notices before the objects go.
+func TestShortGracePeriodIsFollowed(t *testing.T) {
+	b := objstoretest.NewFaulty(nil)
+	c := newNode(t, b).start()
+	known(t, c)
+	create(t, c, "t", 1, nil)
+	other := newNode(t, b)
+	other.noSweep = true
+	o := other.start()
+	known(t, o)
+	if _, err := c.AlterCluster(t.Context(), map[string]any{propLookupTimeout: 1000, propGCGrace: 1000}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.DeleteTopic(t.Context(), "t"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "noticed", func() bool { _, err := c.Topic("t"); return errors.Is(err, ErrTopicNotFound) })
+}
+
 func TestDeletionPace(t *testing.T) {
 	for grace, want := range map[time.Duration]time.Duration{
-		time.Second: 10 * time.Second, time.Minute: 15 * time.Second, time.Hour: 10 * time.Minute, 1<<63 - 1: 10 * time.Minute,
+		time.Millisecond: 250 * time.Millisecond, time.Second: 250 * time.Millisecond, 10 * time.Second: 2500 * time.Millisecond, time.Minute: 15 * time.Second, time.Hour: 10 * time.Minute, 1<<63 - 1: 10 * time.Minute,
 	} {
 		if got := deletionPace(grace); got != want {
 			t.Errorf("grace period %v: %v, want %v", grace, got, want)
