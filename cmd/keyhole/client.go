@@ -173,6 +173,7 @@ type statusError struct {
 	reason string // X-Kv-Reason
 	text   string
 	hint   string // what the caller may have got wrong
+	body   []byte
 }
 
 func (e *statusError) Error() string {
@@ -207,7 +208,7 @@ func (e *endpoint) what() string {
 // newStatusError reads the message out of any error form of the gateway:
 // {"error":"…"}, {"error_code":…,"message":"…"} and a map of properties.
 func newStatusError(resp *http.Response, body []byte) *statusError {
-	e := &statusError{status: resp.StatusCode, reason: resp.Header.Get("X-Kv-Reason")}
+	e := &statusError{status: resp.StatusCode, reason: resp.Header.Get("X-Kv-Reason"), body: body}
 	var fields map[string]any
 	if json.Unmarshal(body, &fields) == nil {
 		for _, name := range []string{"error", "message"} {
