@@ -33,6 +33,8 @@ var (
 	errNoRoute = errors.New("not found")
 	// errOverloaded says that the bodies in flight use up their share of memory.
 	errOverloaded = errors.New("too much request data in flight")
+	// errReplica says beside another error that this node takes no writes at all.
+	errReplica = errors.New("write to a read replica")
 	// errPanic is what a bug leaves of a request.
 	errPanic = errors.New("internal error")
 )
@@ -148,7 +150,7 @@ var details = [...]struct {
 }{
 	{catalog.ErrTakenOver, "another node has taken over partitions of this topic: change it there"},
 	{catalog.ErrTopicGone, "it was there once: if it was deleted through another node, delete it here too"},
-	{catalog.ErrReadReplica, "this node is a read replica: write to the gateway whose bucket it reads"},
+	{errReplica, "this node is a read replica: write to the gateway whose bucket it reads"},
 }
 
 // classify gives the answer to an error: the one place where a class becomes a

@@ -54,8 +54,8 @@ func (s *Server) writeKey(w http.ResponseWriter, r *http.Request, fill func(rec 
 
 // writeError adds to the error of a write that this node takes none at all.
 func (s *Server) writeError(err error) error {
-	if errors.Is(err, partition.ErrNotHosted) {
-		return errors.Join(err, s.topics.CheckWriter())
+	if errors.Is(err, partition.ErrNotHosted) && s.topics.CheckWriter() != nil {
+		return errors.Join(err, errReplica)
 	}
 	return err
 }

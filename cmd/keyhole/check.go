@@ -65,7 +65,7 @@ The temporary directory (TMPDIR) takes some ten bytes for each key of one partit
 func (a *app) check(ctx context.Context, f *checkFlags) (err error) {
 	o := check.Options{FS: vfs.Default, DataDir: f.dataDir, ScratchFS: vfs.Default}
 	if f.objectStore != "" {
-		if o.Bucket, err = openToRead(ctx, f); err != nil {
+		if o.Bucket, err = open.Bucket(ctx, f.objectStore, open.Options{CAFile: f.s3CAFile, ReadOnly: true}); err != nil {
 			return fmt.Errorf("--object-store: %w", err)
 		}
 		defer func() { err = errors.Join(err, o.Bucket.Close()) }()
@@ -101,20 +101,6 @@ func (a *app) check(ctx context.Context, f *checkFlags) (err error) {
 		return fmt.Errorf("damage found in %s", counted(summary.Damages, "place"))
 	}
 	return nil
-}
-
-// openToRead opens the bucket. A folder that is not there is not made.
-func openToRead(ctx context.Context, f *checkFlags) (objstore.Bucket, error) {
-	l, err := objstore.ParseURL(f.objectStore)
-	if err != nil {
-		return nil, err
-	}
-	if l.Dir != "" {
-		if _, err := os.Stat(l.Dir); err != nil {
-			return nil, fmt.Errorf("%w: %w", objstore.ErrMisconfigured, err)
-		}
-	}
-	return open.Bucket(ctx, f.objectStore, open.Options{CAFile: f.s3CAFile})
 }
 
 func (a *app) printFinding(f check.Finding) error {

@@ -3,11 +3,27 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 )
+
+// A replica makes nothing in the store, not even its folder.
+func TestReplicaOfNoFolder(t *testing.T) {
+	dir := t.TempDir()
+	missing := filepath.Join(dir, "store")
+	r := keyhole(t, nil, nil, "serve", "--read-replica", "--data-dir", filepath.Join(dir, "data"), "--object-store", "file://"+missing,
+		"--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0")
+	r.want(t, exitFailed, "", "--object-store: ")
+	if !strings.Contains(r.err, "there is no folder "+missing) || strings.Count(r.err, "\n") != 1 {
+		t.Errorf("it says %q", r.err)
+	}
+	if _, err := os.Stat(missing); err == nil {
+		t.Error("it made the folder")
+	}
+}
 
 // A writer and two replicas of its bucket, as processes.
 func TestServeReadReplica(t *testing.T) {

@@ -148,7 +148,7 @@ func openBucket(ctx context.Context, f *serveFlags, registry prometheus.Register
 	if err != nil {
 		return nil, err
 	}
-	return open.Bucket(ctx, f.objectStore, open.Options{CAFile: f.s3CAFile, Metrics: metrics})
+	return open.Bucket(ctx, f.objectStore, open.Options{CAFile: f.s3CAFile, ReadOnly: f.readReplica, Metrics: metrics})
 }
 
 // announce logs where the node listens, in a form that scripts can read, and

@@ -51,26 +51,39 @@ type Options struct {
 	// FS is the file system, vfs.Default if nil. On any other one conditions
 	// hold within the process only.
 	FS vfs.FS
+	// ReadOnly opens a folder that must exist and never changes anything in it:
+	// writes fail with objstore.ErrReadOnly, and what writers left is left to them.
+	ReadOnly bool
 }
 
 // Bucket implements objstore.Bucket.
 type Bucket struct {
-	fs     vfs.FS
-	root   string
-	tmp    string
-	closed atomic.Bool
+	fs   vfs.FS
+	root string
+	tmp  string
+	// witness is there as long as the folder is the one that was opened.
+	witness  string
+	readOnly bool
+	closed   atomic.Bool
 
 	place    sync.Mutex // held while an object is put in place or removed
 	lockFile string     // the same among processes, "" if there are no others
 }
 
-// Open opens the folder root and makes it if need be. Errors are classed like
-// those of a Bucket.
+// Open opens the folder root and makes it if need be, but not to read only: then
+// a missing one is ErrMisconfigured. Errors are classed like those of a Bucket.
 func Open(root string, o Options) (*Bucket, error) {
-	b := &Bucket{fs: o.FS, root: root, tmp: filepath.Join(root, tmpName)}
+	b := &Bucket{fs: o.FS, root: root, tmp: filepath.Join(root, tmpName), readOnly: o.ReadOnly}
+	b.witness = b.tmp
 	if b.fs == nil {
 		b.fs = vfs.Default
 		b.lockFile = filepath.Join(b.tmp, lockName)
+	}
+	if o.ReadOnly {
+		if err := b.find(); err != nil {
+			return nil, err
+		}
+		return b, nil
 	}
 	if err := b.makeFolder(b.tmp); err != nil {
 		return nil, fileError("open", "", err)
@@ -79,6 +92,22 @@ func Open(root string, o Options) (*Bucket, error) {
 		return nil, fileError("open", "", err)
 	}
 	return b, nil
+}
+
+// find is what Open does instead of making the folder when it is to be read only.
+// A copy of a bucket may lack what its writers need.
+func (b *Bucket) find() error {
+	info, err := b.fs.Stat(b.root)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && !info.IsDir():
+		return &objstore.OpError{Op: "open", Kind: objstore.ErrMisconfigured, Detail: "there is no folder " + b.root}
+	case err != nil:
+		return fileError("open", "", err)
+	}
+	if _, err := b.fs.Stat(b.tmp); err != nil {
+		b.witness = b.root
+	}
+	return nil
 }
 
 func (b *Bucket) removeAbandoned() error {
@@ -162,10 +191,18 @@ func (b *Bucket) open(op, key string) (vfs.File, int64, error) {
 // present fails with ErrUnavailable if the folder is no longer the one that
 // was opened.
 func (b *Bucket) present(op, key string) error {
-	if _, err := b.fs.Stat(b.tmp); err != nil {
+	if _, err := b.fs.Stat(b.witness); err != nil {
 		return &objstore.OpError{Op: op, Key: key, Kind: objstore.ErrUnavailable, Detail: "folder of the bucket is gone"}
 	}
 	return nil
+}
+
+// writable is present for calls that change something.
+func (b *Bucket) writable(op, key string) error {
+	if b.readOnly {
+		return &objstore.OpError{Op: op, Key: key, Kind: objstore.ErrReadOnly}
+	}
+	return b.present(op, key)
 }
 
 // ReadRange implements objstore.Bucket.
@@ -238,7 +275,7 @@ func (b *Bucket) Put(ctx context.Context, key string, body io.ReadSeeker, size i
 	if err := b.begin(ctx, op, key, objstore.CheckPut(key, size, cond)); err != nil {
 		return "", err
 	}
-	if err := b.present(op, key); err != nil {
+	if err := b.writable(op, key); err != nil {
 		return "", err
 	}
 	tmp := filepath.Join(b.tmp, rand.Text())
@@ -362,7 +399,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	if err := b.begin(ctx, op, key, objstore.ValidKey(key)); err != nil {
 		return err
 	}
-	if err := b.present(op, key); err != nil {
+	if err := b.writable(op, key); err != nil {
 		return err
 	}
 	return b.locked(func() error {

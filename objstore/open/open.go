@@ -20,6 +20,9 @@ type Options struct {
 	// CAFile names a PEM file of certificate authorities trusted in addition
 	// to the system's. Its usual source is KEYHOLE_S3_CA_FILE.
 	CAFile string
+	// ReadOnly opens the store for a node that must not change it, see
+	// objstore.ReadOnly. A folder must be there.
+	ReadOnly bool
 	// Metrics, if set, counts every attempt.
 	Metrics *objstore.Metrics
 	// Retry bounds repetitions; zero fields take the defaults of
@@ -33,7 +36,7 @@ type Options struct {
 // Bucket opens the store behind an object store URL (objstore.ParseURL) with
 // retries and metrics. For S3 it makes no request, so it succeeds while the
 // store is away; objstore.Probe is the check. Errors: ErrInvalid for the URL,
-// ErrMisconfigured for the CA file, ErrDenied for unreadable shared credential
+// ErrMisconfigured for the CA file and for a folder that is to be read and is not there, ErrDenied for unreadable shared credential
 // files, or those of the file system for a folder.
 func Bucket(ctx context.Context, rawURL string, o Options) (objstore.Bucket, error) {
 	l, err := objstore.ParseURL(rawURL)
@@ -50,12 +53,16 @@ func Bucket(ctx context.Context, rawURL string, o Options) (objstore.Bucket, err
 			o.Retry.OnRetry = o.Metrics.CountRetry
 		}
 	}
-	return objstore.WithRetry(b, o.Retry), nil
+	b = objstore.WithRetry(b, o.Retry)
+	if o.ReadOnly {
+		b = objstore.ReadOnly(b)
+	}
+	return b, nil
 }
 
 func driver(ctx context.Context, l objstore.Location, o Options) (objstore.Bucket, error) {
 	if l.Dir != "" {
-		return dir.Open(l.Dir, dir.Options{})
+		return dir.Open(l.Dir, dir.Options{ReadOnly: o.ReadOnly})
 	}
 	conn, err := s3conn.New(s3conn.Options{CAFile: o.CAFile, StallTimeout: o.StallTimeout, ReplyTimeout: o.ReplyTimeout})
 	if err != nil {
