@@ -48,6 +48,13 @@ func TestLife(t *testing.T) {
 	do(exitDone, `"topic":"orders"`, "", "get", "orders", "k77", "--record")
 	do(exitFailed, "", "key not found (key_not_found, HTTP 404)", "get", "orders", "absent")
 
+	do(exitDone, "created topic plain", "", "topic", "create", "plain", "-c", "redpanda.remote.write=false")
+	do(exitDone, "RECORDS REMOVED", "it has no index (redpanda.kv.index.enabled is false)", "tier", "compact", "plain")
+	do(exitDone, "", "", "topic", "alter-config", "plain", "--set", "redpanda.kv.index.enabled=true")
+	do(exitDone, "RECORDS REMOVED", "it is not uploaded (redpanda.remote.write is false)", "tier", "compact", "plain", "0")
+	if r := keyhole(t, s.env(), nil, "tier", "compact", "orders"); r.code != exitDone || strings.Contains(r.err, "is false") {
+		t.Errorf("compact: %d, %q", r.code, r.err)
+	}
 	do(exitDone, `"local_log_start_offset"`, "", "tier", "evict", "orders", "--json")
 	do(exitDone, "write_only", "", "tier", "status", "orders")
 	do(exitDone, `"segments":[{`, "", "tier", "manifest", "orders", "0")

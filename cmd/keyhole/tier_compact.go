@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,9 +23,9 @@ partition, or on all of the topic one after the other; lookups and writes go on.
 Objects that were replaced stay in the bucket for cloud_storage_gc_grace_ms. A topic
 without an index is not compacted: its retention is applied.
 
-Prints for each partition what was rewritten. With --json: a list of {"topic",
-"partition", "status"}; the fields of status are those of POST /v1/compact in
-docs/http.md.`,
+Prints for each partition what was rewritten, and on standard error what of the topic
+is not compacted and why. With --json: a list of {"topic", "partition", "status"}; the
+fields of status are those of POST /v1/compact in docs/http.md.`,
 		Example: `  keyhole tier compact prices
   keyhole tier compact prices 0 --json`,
 		Args:              between(1, 2, "TOPIC [PARTITION]"),
@@ -50,6 +51,7 @@ docs/http.md.`,
 			bar.finish()
 			if len(states.list) > 0 { // what was done is told also if the rest failed
 				failure = errors.Join(failure, a.printCompactions(states))
+				a.explainCompaction(cmd.Context(), args[0])
 			}
 			return failure
 		},
@@ -90,6 +92,22 @@ func change(segments int, before, after int64) string {
 		return "-"
 	}
 	return fmt.Sprintf("%d -> %d", before, after)
+}
+
+// explainCompaction tells what of a topic is never compacted, and why: a row of
+// zeros does not. It is no reason to fail if that cannot be found out.
+func (a *app) explainCompaction(ctx context.Context, topic string) {
+	t, _, err := a.describeTopic(ctx, topic)
+	if err != nil {
+		return
+	}
+	const index, upload = "redpanda.kv.index.enabled", "redpanda.remote.write"
+	switch {
+	case t.Configs[index].Value == "false":
+		fmt.Fprintf(a.err, "nothing of %s was compacted, its retention was applied: it has no index (%s is false)\n", topic, index)
+	case t.Configs[upload].Value == "false":
+		fmt.Fprintf(a.err, "only the local log of %s was compacted: it is not uploaded (%s is false)\n", topic, upload)
+	}
 }
 
 // printCompactions prints a table or, with --json, one list, and a summary.
