@@ -330,13 +330,16 @@ func (p *Partition) patiently(ctx context.Context) (context.Context, context.Can
 		return evictPatience - time.Since(moved)
 	}
 	var watch *time.Timer
+	known := make(chan struct{})
 	watch = time.AfterFunc(evictPatience, func() {
+		<-known
 		if d := left(); d > 0 {
 			watch.Reset(d)
 			return
 		}
 		cancel(fmt.Errorf("%w: no progress for %v", objstore.ErrUnavailable, evictPatience))
 	})
+	close(known)
 	return ctx, func() {
 		watch.Stop()
 		cancel(nil)
