@@ -57,13 +57,13 @@ var clusterTable = table{
 // checkCluster holds the rules that concern more than one cluster property.
 func checkCluster(o overrides, bad *InvalidError) {
 	v := view{clusterTable, o, false}
-	if v.number(propGCGrace) < v.number(propLookupTimeout) {
-		name := propGCGrace
-		if _, set := o[name]; !set {
-			name = propLookupTimeout
+	if grace, deadline := v.number(propGCGrace), v.number(propLookupTimeout); grace < deadline {
+		// Whoever reads it knows which property was refused.
+		if _, set := o[propGCGrace]; set {
+			bad.add(propGCGrace, fmt.Sprintf("%d must not be shorter than %s (%d)", grace, propLookupTimeout, deadline))
+		} else {
+			bad.add(propLookupTimeout, fmt.Sprintf("%d must not be longer than %s (%d)", deadline, propGCGrace, grace))
 		}
-		bad.add(name, fmt.Sprintf("%s (%d) must not be shorter than %s (%d)",
-			propGCGrace, v.number(propGCGrace), propLookupTimeout, v.number(propLookupTimeout)))
 	}
 }
 

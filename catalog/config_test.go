@@ -73,6 +73,12 @@ func TestRefusedChangeAppliesNothing(t *testing.T) { // case 8-05
 		var invalid *InvalidError
 		if !errors.As(err, &invalid) || len(invalid.Properties) != 1 {
 			t.Errorf("%v: %v", upsert, err)
+		} else {
+			for name := range invalid.Properties {
+				if strings.Count(invalid.Error(), name) != 1 {
+					t.Errorf("%v: the property is not named once: %v", upsert, err)
+				}
+			}
 		}
 		if c.ClusterConfig()[propRemoteRead] != false || c.switches.Load().version != 0 {
 			t.Fatalf("%v was half applied", upsert)

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"reflect"
 	"strings"
 
 	"github.com/gorilla/mux"
@@ -179,6 +181,27 @@ func sendJSON(w http.ResponseWriter, status int, v any) int {
 	return writeJSON(w, status, jsonMedia, v)
 }
 
+// wrongType says which member must be what, in the words of JSON.
+func wrongType(e *json.UnmarshalTypeError) error {
+	want := "another value"
+	switch e.Type.Kind() {
+	case reflect.Struct, reflect.Map:
+		want = "an object"
+	case reflect.Slice:
+		want = "a list"
+	case reflect.String:
+		want = "a string"
+	case reflect.Bool:
+		want = "true or false"
+	case reflect.Int32, reflect.Int64:
+		want = fmt.Sprintf("a whole number of at most %d bits", e.Type.Bits()-1)
+	}
+	if e.Field == "" {
+		return badRequest("request body must be " + want)
+	}
+	return badRequest(fmt.Sprintf("request body: %s must be %s", e.Field, want))
+}
+
 // decodeJSON decodes exactly one JSON value. Numbers keep their digits.
 func decodeJSON(body []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(body))
@@ -187,6 +210,10 @@ func decodeJSON(body []byte, v any) error {
 	err := d.Decode(v)
 	if err == io.EOF {
 		return badRequest("request body is empty, not a JSON object")
+	}
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		return wrongType(wrong)
 	}
 	if err != nil {
 		return badRequest("request body: " + err.Error())

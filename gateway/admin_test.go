@@ -229,6 +229,23 @@ func TestClusterRoutes(t *testing.T) {
 			t.Errorf("%q: %v", body, e)
 		}
 	}
+	// In the words of JSON, not of Go.
+	for _, c := range []struct{ method, target, body, want string }{
+		{"PUT", "/v1/cluster_config", `[]`, "request body must be an object"},
+		{"PUT", "/v1/cluster_config", `{"upsert":[]}`, "request body: upsert must be an object"},
+		{"PUT", "/v1/cluster_config", `{"remove":{}}`, "request body: remove must be a list"},
+		{"PUT", "/v1/cluster_config", `{"remove":[1]}`, "request body: remove must be a string"},
+		{"POST", "/v1/topics", `{"name":7}`, "request body: name must be a string"},
+		{"POST", "/v1/topics", `{"name":"n","partitions":"1"}`, "request body: partitions must be a whole number of at most 31 bits"},
+		{"POST", "/v1/topics", `{"name":"n","partitions":1.5}`, "request body: partitions must be a whole number of at most 31 bits"},
+		{"POST", "/v1/cloud_storage/gc", `{"dry_run":"yes"}`, "request body: dry_run must be true or false"},
+		{"POST", "/v1/cloud_storage/evict/a/0", `{"local_target_bytes":"0"}`, "request body: local_target_bytes must be a whole number of at most 63 bits"},
+		{"POST", "/v1/compact/a/0", `[]`, "request body must be an object"},
+	} {
+		if e := ts.ask(c.method, c.target, c.body, 400); e["error"] != c.want {
+			t.Errorf("%s %s: %v, want %q", c.target, c.body, e, c.want)
+		}
+	}
 	if raw(t, ts.admin, "PUT", request("PUT", "/v1/cluster_config", strings.Repeat(" ", maxAdminBody+1))).status != 413 {
 		t.Error("a large body was read")
 	}

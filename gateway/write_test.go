@@ -234,7 +234,7 @@ func TestProduceRefused(t *testing.T) {
 		// Case 1-28: the answer names what is missing.
 		{"/topics/t", recordjson.MediaJSON, ``, 422, 422, "records"},
 		{"/topics/t", recordjson.MediaJSON, `{}`, 422, 422, "records"},
-		{"/topics/t", recordjson.MediaJSON, `{"records":[]}`, 422, 422, "records"},
+		{"/topics/t", recordjson.MediaJSON, `{"records":[]}`, 422, 422, `the list "records" is empty`},
 		{"/topics/t", recordjson.MediaBinary, `null`, 422, 422, "records"},
 		{"/topics/t", recordjson.MediaJSON, `{"records":[{"key":"k"`, 422, 422, "malformed JSON"},
 		{"/topics/t", recordjson.MediaJSON, strings.Repeat("[", 60_000), 422, 422, "malformed JSON"}, // case 8-17
@@ -242,6 +242,9 @@ func TestProduceRefused(t *testing.T) {
 	} {
 		r := ts.do(http.MethodPost, c.target, c.body, "Content-Type: "+c.mediaType).want(t, c.target+" "+c.body[:min(40, len(c.body))], c.status)
 		var got kafkaError
+		if strings.HasSuffix(c.body, "]}") && strings.Contains(r.body, "malformed") {
+			t.Errorf("well-formed JSON is called malformed: %v", r)
+		}
 		if err := json.Unmarshal([]byte(r.body), &got); err != nil || got.Code != c.code || !strings.Contains(got.Message, c.message) {
 			t.Errorf("%s %.40s: %v, want %d %q", c.target, c.body, r, c.code, c.message)
 		}

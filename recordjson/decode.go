@@ -45,6 +45,13 @@ var (
 	errSurrogate = fmt.Errorf("%w: a string holds half a surrogate pair", ErrRecord)
 )
 
+// outlineError is an ErrSyntax about JSON that is well-formed, and does not say
+// the contrary.
+type outlineError string
+
+func (e outlineError) Error() string { return string(e) }
+func (e outlineError) Unwrap() error { return ErrSyntax }
+
 // ProduceRecord is one record as a client asked for it. Key, Value and header
 // values may be parts of the input they were decoded from.
 type ProduceRecord struct {
@@ -84,7 +91,7 @@ func DecodeProduce(body []byte, mediaType string) ([]ProduceRecord, error) {
 	n := 0
 	err = elements(list, func([]byte) error {
 		if n++; n > MaxRecords {
-			return fmt.Errorf("%w: more than %d records in one request", ErrSyntax, MaxRecords)
+			return outlineError(fmt.Sprintf("more than %d records in one request", MaxRecords))
 		}
 		return nil
 	})
@@ -92,7 +99,7 @@ func DecodeProduce(body []byte, mediaType string) ([]ProduceRecord, error) {
 		return nil, err
 	}
 	if n == 0 {
-		return nil, fmt.Errorf("%w: the list \"records\" is empty", ErrSyntax)
+		return nil, outlineError("the list \"records\" is empty")
 	}
 	recs := make([]ProduceRecord, 0, n)
 	_ = elements(list, func(v []byte) error { // the callback never fails
@@ -106,14 +113,14 @@ func DecodeProduce(body []byte, mediaType string) ([]ProduceRecord, error) {
 // level, such as the schemas that some clients send along, are ignored.
 func recordList(body []byte) ([]byte, error) {
 	if len(bytes.TrimSpace(body)) == 0 {
-		return nil, fmt.Errorf("%w: the body is empty, want {\"records\":[…]}", ErrSyntax)
+		return nil, outlineError("the body is empty, want {\"records\":[…]}")
 	}
 	if err := check(body); err != nil {
 		return nil, err
 	}
 	obj := trim(body)
 	if obj[0] != '{' {
-		return nil, fmt.Errorf("%w: the body is not an object with the field \"records\"", ErrSyntax)
+		return nil, outlineError("the body is not an object with the field \"records\"")
 	}
 	var list []byte
 	err := members(obj, func(name, value []byte) error {
@@ -121,7 +128,7 @@ func recordList(body []byte) ([]byte, error) {
 			return nil
 		}
 		if list != nil {
-			return fmt.Errorf("%w: the field \"records\" appears twice", ErrSyntax)
+			return outlineError("the field \"records\" appears twice")
 		}
 		list = value
 		return nil
@@ -132,9 +139,9 @@ func recordList(body []byte) ([]byte, error) {
 	case err != nil:
 		return nil, err
 	case list == nil:
-		return nil, fmt.Errorf("%w: the field \"records\" is missing", ErrSyntax)
+		return nil, outlineError("the field \"records\" is missing")
 	case list[0] != '[':
-		return nil, fmt.Errorf("%w: the field \"records\" is not a list", ErrSyntax)
+		return nil, outlineError("the field \"records\" is not a list")
 	}
 	return list, nil
 }

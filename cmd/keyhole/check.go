@@ -30,7 +30,8 @@ func (a *app) newCheck() *cobra.Command {
 checksums, offsets, sizes, and every entry of the indexes with the records. Nothing
 is changed. The gateway of the data directory must be stopped, be it a writer or a
 read replica; without --data-dir the bucket alone is checked, which may be done at
-any time.
+any time. The store of serve --dev is the folder object-store in its data directory,
+and has to be named like any other.
 
 Each finding is one line with the file name or object key and the byte position.
 "damage" is what a reader misses or gets wrong: exit code 1. "note" is what costs no
@@ -42,7 +43,8 @@ With --json: one line for each finding, then one with the summary.
 The temporary directory (TMPDIR) takes some ten bytes for each key of one partition.`,
 		Example: `  keyhole check --data-dir /var/lib/keyhole \
       --object-store 's3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1'
-  keyhole check --object-store s3://bucket/prefix --json`,
+  keyhole check --object-store s3://bucket/prefix --json
+  keyhole check --data-dir keyhole-data --object-store "file://$PWD/keyhole-data/object-store"`,
 		Args: exactly(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.dataDir == "" && f.objectStore == "" {

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -41,6 +43,10 @@ func (a *app) newConfigSet() *cobra.Command {
 				body, err = a.adminCall(cmd.Context(), http.MethodPut, []string{"v1", "features", name}, map[string]string{"state": args[1]})
 			} else {
 				body, err = a.setProperty(cmd.Context(), name, args[1:])
+			}
+			var refused *statusError
+			if errors.As(err, &refused) && strings.HasPrefix(refused.text, name+": ") {
+				return fmt.Errorf("set %w", err) // which names the property
 			}
 			if err != nil {
 				return fmt.Errorf("set %s: %w", name, err)

@@ -65,7 +65,10 @@ over the file. Credentials of the object store come from the usual environment
 variables (AWS_ACCESS_KEY_ID …), shared files or roles, never from the URL.
 
 --dev is all that a laptop needs: an object store embedded in the data directory,
-all switches on, topics made on their first use with small segments.
+all switches on, topics made on their first use with small segments. The data
+directory is ./keyhole-data unless given, the store is the folder object-store in
+it: check, and a read replica, take it as --object-store
+file:///…/keyhole-data/object-store.
 
 --read-replica answers lookups from a bucket that another gateway writes, and writes
 nothing into it: any number of them may run beside one writer. Its data directory holds
@@ -129,7 +132,10 @@ func (f *serveFlags) complete(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	if f.dataDir == "" {
+	switch {
+	case f.dataDir == "" && f.readReplica:
+		return misused("--data-dir is required: a read replica keeps its indexes there")
+	case f.dataDir == "":
 		return misused("--data-dir is required (or --dev)")
 	}
 	if f.readReplica && f.objectStore == "" {

@@ -30,6 +30,8 @@ func TestLife(t *testing.T) {
 	do(exitDone, "true\n", "", "config", "get", "kv_index_remote_read_enabled")
 	do(exitDone, "kv_index_remote_read_enabled = false", "", "config", "set", "kv_index_remote_read_enabled", "false")
 
+	do(exitFailed, "", "keyhole: set cloud_storage_gc_grace_ms: 1000 must not be shorter than kv_index_lookup_timeout_ms (5000)", "config", "set", "cloud_storage_gc_grace_ms", "1000")
+
 	do(exitDone, "created topic orders", "", "topic", "create", "orders", "-p", "3", "-c", "redpanda.kv.index.enabled=true", "-c", "segment.bytes=4096")
 	do(exitFailed, "", "topic already exists", "topic", "create", "orders")
 	do(exitFailed, "", "segment.bytes", "topic", "create", "other", "-c", "segment.bytes=1")
@@ -51,6 +53,7 @@ func TestLife(t *testing.T) {
 	do(exitDone, "created topic plain", "", "topic", "create", "plain", "-c", "redpanda.remote.write=false")
 	do(exitDone, "RECORDS REMOVED", "it has no index (redpanda.kv.index.enabled is false)", "tier", "compact", "plain")
 	do(exitDone, "", "", "topic", "alter-config", "plain", "--set", "redpanda.kv.index.enabled=true")
+	s.waitReady() // its index catches up
 	do(exitDone, "RECORDS REMOVED", "it is not uploaded (redpanda.remote.write is false)", "tier", "compact", "plain", "0")
 	if r := keyhole(t, s.env(), nil, "tier", "compact", "orders"); r.code != exitDone || strings.Contains(r.err, "is false") {
 		t.Errorf("compact: %d, %q", r.code, r.err)
