@@ -15,7 +15,8 @@ const (
 	// smallShare says which segments are small: at most one part in so many of
 	// segment.bytes. They are merged with their neighbours.
 	smallShare = 4
-	// smallRun is how many small neighbours are worth a rewrite of their own.
+	// smallRun is how many small neighbours are worth a rewrite of their own in the
+	// background.
 	smallRun = 8
 )
 
@@ -145,8 +146,12 @@ func (pass *remotePass) group(list []candidate) int {
 		if pass.age(&c.Segment) < pass.s.CompactionLag {
 			break
 		}
-		d := c.dead() > 0 && float64(c.dead()) >= pass.ratio()*float64(c.Records)
-		small := c.after() <= pass.s.SegmentBytes/smallShare
+		dead := c.dead()
+		if pass.forced {
+			dead = c.Records - c.live // among the tombstones may be some that were replaced
+		}
+		d := dead > 0 && float64(dead) >= pass.ratio()*float64(c.Records)
+		small := pass.small(c)
 		if !d && !small || n > 0 && (size+c.after() > pass.s.SegmentBytes || !pass.coeval(list[:n], c)) {
 			break
 		}
@@ -154,14 +159,22 @@ func (pass *remotePass) group(list []candidate) int {
 		size += c.after()
 		n++
 	}
-	many := smallRun
-	if pass.forced {
-		many = 2
-	}
-	if dirty || n >= many {
+	if dirty || n >= pass.many() {
 		return n
 	}
 	return 0
+}
+
+// many is how many small neighbours are worth a rewrite of their own.
+func (pass *remotePass) many() int {
+	if pass.forced {
+		return 2
+	}
+	return smallRun
+}
+
+func (pass *remotePass) small(c *candidate) bool {
+	return c.after() <= pass.s.SegmentBytes/smallShare
 }
 
 // ages is into how many parts a limit of age is divided. Only what was created within
@@ -262,8 +275,8 @@ func (pass *remotePass) rewrite(ctx context.Context, group []candidate) (n int, 
 		before += old[i].Size + old[i].IndexSize
 		records += old[i].Records
 	}
-	if left == records && n == 1 {
-		return n, nil
+	if large := slices.ContainsFunc(group[:n], func(c candidate) bool { return !pass.small(&c) }); left == records && (large || n < pass.many()) {
+		return n, nil // nothing would go, and nothing small would become one
 	}
 	tombstones := int64(0)
 	m, err := pass.p.tier.Rewrite(ctx, old, tiered.RewriteOptions{

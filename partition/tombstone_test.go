@@ -135,3 +135,27 @@ func TestTombstonesStayWhereThereWasAStore(t *testing.T) {
 		t.Fatalf("deleted key on an empty disk: %q, %v", res.Value, err)
 	}
 }
+
+// A tombstone that a newer record has replaced goes like any other record, however
+// young it is and although nothing else of its segment goes.
+func TestReplacedTombstonesGo(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.SegmentBytes = 1 << 20
+	r.settings.DeleteRetention = time.Hour
+	p := r.open()
+	fill(t, p, "k", 20)
+	del(t, p, "again")
+	evict(t, p)
+	put(t, p, "again", "v")
+	evict(t, p)
+	compact(t, p)
+	if records, tombstones := remoteRecords(p); records != 21 || tombstones != 0 {
+		t.Fatalf("%d records, %d of them tombstones", records, tombstones)
+	}
+	del(t, p, "last")
+	compact(t, p)
+	if c := compact(t, p); c.Done.CloudSegments != 0 {
+		t.Fatalf("compacted for nothing: %+v", c.Done)
+	}
+}
