@@ -141,16 +141,18 @@ func TestTombstonesStayWhereThereWasAStore(t *testing.T) {
 func TestReplacedTombstonesGo(t *testing.T) {
 	r := newRig(t)
 	r.settings = compacting()
-	r.settings.SegmentBytes = 1 << 20
+	r.settings.SegmentBytes = 8 << 10 // no segment is small enough to be merged
+	r.settings.RemoteMerge = false
 	r.settings.DeleteRetention = time.Hour
 	p := r.open()
 	fill(t, p, "k", 20)
 	del(t, p, "again")
 	evict(t, p)
 	put(t, p, "again", "v")
+	fill(t, p, "l", 20)
 	evict(t, p)
 	compact(t, p)
-	if records, tombstones := remoteRecords(p); records != 21 || tombstones != 0 {
+	if records, tombstones := remoteRecords(p); records != 41 || tombstones != 0 {
 		t.Fatalf("%d records, %d of them tombstones", records, tombstones)
 	}
 	del(t, p, "last")
