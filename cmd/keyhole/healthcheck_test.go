@@ -5,20 +5,25 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
 // What keeps a node from being ready is told, whatever the status of the answer.
 func TestHealthcheckSaysWhy(t *testing.T) {
-	var status int
-	var body string
+	type answer struct {
+		status int
+		body   string
+	}
+	var now atomic.Pointer[answer]
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/v1/status/ready" {
 			http.NotFound(w, r)
 			return
 		}
-		w.WriteHeader(status)
-		fmt.Fprintln(w, body)
+		a := now.Load()
+		w.WriteHeader(a.status)
+		fmt.Fprintln(w, a.body)
 	}))
 	defer s.Close()
 	env := []string{"KEYHOLE_ADMIN_URL=" + s.URL}
@@ -39,7 +44,7 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 		{503, `{"error":"no","detail":"more"}`, exitFailed, nil, []string{"not ready: no: more (HTTP 503)"}},
 		{200, `{}`, exitFailed, nil, []string{"not ready: the answer is not that of a node"}},
 	} {
-		status, body = c.status, c.body
+		now.Store(&answer{c.status, c.body})
 		r := keyhole(t, env, nil, "healthcheck")
 		for _, want := range c.err {
 			r.want(t, c.code, strings.Join(c.out, ""), want)
