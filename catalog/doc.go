@@ -14,7 +14,9 @@
 //     has another id and shares neither files nor objects with the old one.
 //   - Nothing is written into a bucket before the bucket has proved to be the
 //     one this node belongs to, and no object of a topic before its topic.json.
-//     Of a deleted topic, topic.json is the last object to go.
+//     Of a deleted topic, topic.json is the last object to go, and nothing of it
+//     comes back from an old disk, see gone.go.
+//   - A topic that another node has taken over is changed and deleted there only.
 //   - A read replica writes nothing into the bucket at all, see replica.go.
 //
 // # Picture
@@ -39,8 +41,9 @@
 //	<data>/node.json                   node id (the writer id in manifests), cluster id, role
 //	<data>/config.json                 cluster properties and features
 //	<data>/topics/<name>/<id>/topic.json
+//	<data>/topics/<name>/<id>/stored   empty: the bucket has had its topic.json
 //	<data>/topics/<name>/<id>/<n>/     partition n
 //	<data>/deleted/<id>.json           deletion of which the bucket still has something
 //
-// All of them are one JSON object with a checksum, see docs/format/catalog.md.
+// The .json files are one JSON object each with a checksum, see docs/format/catalog.md.
 package catalog
