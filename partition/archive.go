@@ -203,10 +203,7 @@ func (s *source) ReadAt(b []byte, off int64) (int, error) {
 // counted from sealing, not from record timestamps, which a producer may date as
 // it likes.
 func dueForEviction(segs []locallog.SegmentInfo, s *Settings, now time.Time) int64 {
-	var total, cut int64
-	for _, seg := range segs {
-		total += seg.Bytes
-	}
+	total, cut := totalBytes(segs), int64(0)
 	for _, seg := range segs {
 		tooMany := s.LocalTargetBytes >= 0 && total > s.LocalTargetBytes
 		tooOld := s.LocalTargetAge >= 0 && seg.Sealed && now.Sub(seg.SealedAt) > s.LocalTargetAge
@@ -286,22 +283,43 @@ func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, 
 	if log == nil {
 		return Status{}, p.notServing()
 	}
-	if err := rollForTarget(ctx, log, localTargetBytes); err != nil {
-		return Status{}, p.appendTrouble(err)
-	}
-	err := p.uploadPatiently(ctx, log, &s, new(CompactionStats))
-	if errors.Is(err, errTakeOver) {
-		p.wake() // the next chore begins the log anew
-		return Status{}, fmt.Errorf("%w: %w", ErrNotReady, err)
-	}
-	if err != nil {
-		return Status{}, err
-	}
 	s.LocalTargetBytes, s.LocalTargetAge = localTargetBytes, -1
-	if err := p.trim(ctx, log, &s, dueForEviction(log.Segments(), &s, time.Now())); err != nil {
-		return Status{}, err
+	for range evictRounds {
+		err := p.evictOnce(ctx, log, &s)
+		if errors.Is(err, errTakeOver) {
+			p.wake() // the next chore begins the log anew
+			return Status{}, fmt.Errorf("%w: %w", ErrNotReady, err)
+		}
+		if err != nil {
+			return Status{}, err
+		}
+		if segs := log.Segments(); totalBytes(segs) <= localTargetBytes || segs[len(segs)-1].FirstAppend.IsZero() {
+			break
+		}
 	}
 	return p.Status(), nil
+}
+
+// evictRounds bounds how often an eviction begins again because the active segment,
+// small enough at first, has outgrown the target meanwhile: by records, or by the
+// notes of what was uploaded.
+const evictRounds = 3
+
+func (p *Partition) evictOnce(ctx context.Context, log *locallog.Log, s *Settings) error {
+	if err := rollForTarget(ctx, log, s.LocalTargetBytes); err != nil {
+		return p.appendTrouble(err)
+	}
+	if err := p.uploadPatiently(ctx, log, s, new(CompactionStats)); err != nil {
+		return err
+	}
+	return p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now()))
+}
+
+func totalBytes(segs []locallog.SegmentInfo) (n int64) {
+	for _, seg := range segs {
+		n += seg.Bytes
+	}
+	return n
 }
 
 // enterSoon is enter for a caller who is promised an answer: background work in

@@ -98,3 +98,20 @@ func TestReplicaThatCannotAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// The notes of many uploads do not leave more on local disk than was asked for.
+func TestEvictCountsItsNotes(t *testing.T) {
+	r := newRig(t)
+	r.settings.SegmentBytes = 1 << 10
+	p := r.open()
+	fill(t, p, "k", 200) // many groups, and a note for each
+	segs := p.log.Load().Segments()
+	target := segs[len(segs)-1].Bytes // the active one may just stay
+	st, err := p.Evict(t.Context(), target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.LocalBytes > target {
+		t.Fatalf("%d bytes are left, asked for %d", st.LocalBytes, target)
+	}
+}
