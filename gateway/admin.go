@@ -221,5 +221,47 @@ func decodeJSON(body []byte, v any) error {
 	if _, err := d.Token(); err != io.EOF {
 		return badRequest("request body: more than one JSON value")
 	}
+	return checkMembers(body, reflect.TypeOf(v).Elem())
+}
+
+// checkMembers refuses what encoding/json lets pass: null for an object, names in
+// another case, and a name that is given twice, of which the last one would count. An
+// operator who meant a dry run must not get something else.
+func checkMembers(body []byte, t reflect.Type) error {
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	if open, err := d.Token(); err != nil || open != json.Delim('{') {
+		return badRequest("request body must be an object")
+	}
+	seen := make(map[string]bool)
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return badRequest("request body: " + err.Error())
+		}
+		key, _ := name.(string)
+		switch {
+		case seen[key]:
+			return badRequest(fmt.Sprintf("request body: %.100q is given twice", key))
+		case !hasMember(t, key):
+			return badRequest(fmt.Sprintf("request body: unknown field %.100q", key))
+		}
+		seen[key] = true
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return badRequest("request body: " + err.Error())
+		}
+	}
 	return nil
+}
+
+func hasMember(t reflect.Type, name string) bool {
+	for i := range t.NumField() {
+		if tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ","); tag == name {
+			return true
+		}
+	}
+	return false
 }
