@@ -26,7 +26,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -66,14 +65,14 @@ type Bucket struct {
 	readOnly bool
 	closed   atomic.Bool
 
-	place    sync.Mutex // held while an object is put in place or removed
-	lockFile string     // the same among processes, "" if there are no others
+	place    chan struct{} // holds a token while an object is put in place or removed
+	lockFile string        // the same among processes, "" if there are no others
 }
 
 // Open opens the folder root and makes it if need be, but not to read only: then
 // a missing one is ErrMisconfigured. Errors are classed like those of a Bucket.
 func Open(root string, o Options) (*Bucket, error) {
-	b := &Bucket{fs: o.FS, root: root, tmp: filepath.Join(root, tmpName), readOnly: o.ReadOnly}
+	b := &Bucket{place: make(chan struct{}, 1), fs: o.FS, root: root, tmp: filepath.Join(root, tmpName), readOnly: o.ReadOnly}
 	b.witness = b.tmp
 	if b.fs == nil {
 		b.fs = vfs.Default
@@ -281,7 +280,7 @@ func (b *Bucket) Put(ctx context.Context, key string, body io.ReadSeeker, size i
 	tmp := filepath.Join(b.tmp, rand.Text())
 	etag, err := b.writeTemporary(ctx, tmp, body, size)
 	if err == nil {
-		err = b.locked(func() error { return b.putInPlace(op, key, tmp, cond) })
+		err = b.locked(ctx, func() error { return b.putInPlace(op, key, tmp, cond) })
 	}
 	if err != nil {
 		_ = b.fs.Remove(tmp) // what remains is removed by a later Open
@@ -402,7 +401,7 @@ func (b *Bucket) Delete(ctx context.Context, key string) error {
 	if err := b.writable(op, key); err != nil {
 		return err
 	}
-	return b.locked(func() error {
+	return b.locked(ctx, func() error {
 		target := b.path(key)
 		info, err := b.fs.Stat(target)
 		if err == nil && info.IsDir() {
