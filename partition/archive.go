@@ -293,20 +293,19 @@ func (p *Partition) Evict(ctx context.Context, localTargetBytes int64) (Status, 
 		if err != nil {
 			return Status{}, err
 		}
-		if segs := log.Segments(); totalBytes(segs) <= localTargetBytes || segs[len(segs)-1].FirstAppend.IsZero() {
+		if segs := log.Segments(); totalBytes(segs) <= localTargetBytes || len(segs) == 1 {
 			break
 		}
 	}
 	return p.Status(), nil
 }
 
-// evictRounds bounds how often an eviction begins again because the active segment,
-// small enough at first, has outgrown the target meanwhile: by records, or by the
-// notes of what was uploaded.
+// evictRounds bounds how often an eviction begins again because of what was written
+// meanwhile: records, or its own notes.
 const evictRounds = 3
 
 func (p *Partition) evictOnce(ctx context.Context, log *locallog.Log, s *Settings) error {
-	if err := rollForTarget(ctx, log, s.LocalTargetBytes); err != nil {
+	if err := log.Roll(ctx); err != nil {
 		return p.appendTrouble(err)
 	}
 	if err := p.uploadPatiently(ctx, log, s, new(CompactionStats)); err != nil {
@@ -362,16 +361,6 @@ func (p *Partition) patiently(ctx context.Context) (context.Context, context.Can
 		watch.Stop()
 		cancel(nil)
 	}
-}
-
-// rollForTarget seals the active segment if the sealed ones alone cannot bring
-// the log down to target.
-func rollForTarget(ctx context.Context, log *locallog.Log, target int64) error {
-	segs := log.Segments()
-	if active := segs[len(segs)-1]; active.Bytes <= target {
-		return nil
-	}
-	return log.Roll(ctx)
 }
 
 // uploadPatiently repeats uploadSealed with back-off until it succeeds, or until

@@ -162,6 +162,8 @@ func (p *Partition) compactionTrouble(ctx context.Context, err error) error {
 	case errors.Is(err, errTakeOver):
 		p.wake() // the next chore begins the log anew
 		return fmt.Errorf("%w: %w", ErrNotReady, err)
+	case unavailable(err):
+		return p.storeFailed(err) // also if it is a folder on a disk that is full
 	case errors.Is(err, ErrDiskFull), errors.Is(err, ErrReadOnly):
 		return err
 	case errors.Is(err, locallog.ErrReadOnly):

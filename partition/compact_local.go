@@ -105,8 +105,17 @@ func (p *Partition) compactSealed(ctx context.Context, v *view, s *Settings, seg
 	}
 	defer live.close()
 	pass := localPass{p: p, v: v, live: live, s: s, now: p.now(), stats: stats, progress: func() {}}
-	// Where a bucket has older records, they go first, and the tombstone with them.
-	return pass.run(ctx, segs, p.tier == nil && !p.hadStore(v.log))
+	return pass.run(ctx, segs, p.bucketIsEmpty(v.log, s))
+}
+
+// bucketIsEmpty reports whether no bucket has anything of the partition, nor is about
+// to get it. Otherwise what a tombstone hides there goes first, and the tombstone
+// with it.
+func (p *Partition) bucketIsEmpty(log *locallog.Log, s *Settings) bool {
+	if p.tier == nil {
+		return !p.hadStore(log)
+	}
+	return p.claimed.Load() && !s.RemoteWrite && p.tier.Snapshot().Next() == 0
 }
 
 // hadStore reports whether a bucket may have some of the partition, though none is

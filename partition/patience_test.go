@@ -99,19 +99,25 @@ func TestReplicaThatCannotAsk(t *testing.T) {
 	}
 }
 
-// The notes of many uploads do not leave more on local disk than was asked for.
-func TestEvictCountsItsNotes(t *testing.T) {
+// An eviction with a target uploads everything, and leaves no more records on local
+// disk than was asked for.
+func TestEvictToATargetUploads(t *testing.T) {
 	r := newRig(t)
-	r.settings.SegmentBytes = 1 << 10
 	p := r.open()
-	fill(t, p, "k", 200) // many groups, and a note for each
-	segs := p.log.Load().Segments()
-	target := segs[len(segs)-1].Bytes // the active one may just stay
-	st, err := p.Evict(t.Context(), target)
+	fill(t, p, "k", 5)
+	st, err := p.Evict(t.Context(), 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if st.LocalBytes > target {
-		t.Fatalf("%d bytes are left, asked for %d", st.LocalBytes, target)
+	if st.CloudLast == nil || *st.CloudLast != 4 || *st.LocalStart != 0 {
+		t.Fatalf("the bucket ends at %v, the local log begins at %d", st.CloudLast, *st.LocalStart)
+	}
+	fill(t, p, "l", 200) // many groups, and a note of each in the log
+	target := int64(6 << 10)
+	if st, err = p.Evict(t.Context(), target); err != nil {
+		t.Fatal(err)
+	}
+	if *st.CloudLast != 204 || st.LocalBytes > target || *st.LocalStart == *st.HighWatermark {
+		t.Fatalf("the bucket ends at %d, %d bytes are left, asked for %d", *st.CloudLast, st.LocalBytes, target)
 	}
 }

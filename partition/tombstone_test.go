@@ -161,3 +161,30 @@ func TestReplacedTombstonesGo(t *testing.T) {
 		t.Fatalf("compacted for nothing: %+v", c.Done)
 	}
 }
+
+// Nor where a store is configured, but the topic uploads nothing and never has.
+func TestTombstonesGoWithoutUploads(t *testing.T) {
+	r := newRig(t)
+	r.settings = compacting()
+	r.settings.RemoteWrite = false
+	p := r.open()
+	eventually(t, "claimed", p.claimed.Load)
+	fill(t, p, "k", 50)
+	for i := range 50 {
+		del(t, p, fmt.Sprintf("k-%03d", i))
+	}
+	put(t, p, "stays", "v")
+	compact(t, p)
+	if n := localRecords(t, p); n != 1 {
+		t.Fatalf("%d records are left for one live key", n)
+	}
+	s := r.settings
+	s.RemoteWrite = true
+	p.Configure(s)
+	evict(t, p)
+	r.stop()
+	want := map[string]answer{"k-003": {err: "not found"}}
+	b := r.other("node-b").open()
+	sameAnswers(t, "empty disk", answers(t, b, []string{"k-003"}), want)
+	mustGet(t, b, "stays")
+}
