@@ -211,7 +211,7 @@ func TestDeletedTopic(t *testing.T) {
 	if res.err != nil || !res.sum.OK() || res.sum.Topics != 0 {
 		t.Error("a deleted topic is damage")
 	}
-	for key := range w.objects() {
+	for _, key := range w.keys() {
 		if strings.HasPrefix(key, w.prefix()) && !slices.ContainsFunc(res.findings, want{Note, key, "of a topic that was deleted at 20"}.is) {
 			t.Errorf("%s is not listed", key)
 		}

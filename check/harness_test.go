@@ -262,17 +262,25 @@ func (w *world) delete(key string) {
 	}
 }
 
-func (w *world) objects() map[string]string {
+// keys lists the bucket, which may be changing meanwhile.
+func (w *world) keys() []string {
 	w.t.Helper()
-	out := make(map[string]string)
+	var keys []string
 	err := w.bucket.Inner().List(context.Background(), "", func(o objstore.Object) error {
-		out[o.Key] = ""
+		keys = append(keys, o.Key)
 		return nil
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	for key := range out {
+	return keys
+}
+
+// objects is the content of a bucket that nobody changes.
+func (w *world) objects() map[string]string {
+	w.t.Helper()
+	out := make(map[string]string)
+	for _, key := range w.keys() {
 		out[key] = string(w.object(key))
 	}
 	return out

@@ -191,7 +191,7 @@ func TestReplicaDamage(t *testing.T) {
 		},
 		"topic gone from the bucket": {
 			func(w *world) {
-				for k := range w.objects() {
+				for _, k := range w.keys() {
 					if strings.HasPrefix(k, "t/") {
 						w.delete(k)
 					}
@@ -310,7 +310,7 @@ func TestSweptTopic(t *testing.T) {
 	}
 	// Half of it is gone.
 	keys := []string{}
-	for key := range w.objects() {
+	for _, key := range w.keys() {
 		if strings.HasPrefix(key, w.prefix()) {
 			keys = append(keys, key)
 		}
@@ -324,7 +324,7 @@ func TestSweptTopic(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "prefix emptied", func() bool {
-			for key := range w.objects() {
+			for _, key := range w.keys() {
 				if strings.HasPrefix(key, "t/") {
 					return false
 				}
