@@ -169,9 +169,12 @@ func (n *node) halt() error {
 
 // api calls the admin listener.
 func (n *node) api(ctx context.Context, method, path string, body, into any) error {
-	text, err := json.Marshal(body)
-	if err != nil {
-		return err
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
+			return err
+		}
 	}
 	req, err := http.NewRequestWithContext(ctx, method, n.admin+path, bytes.NewReader(text))
 	if err != nil {
