@@ -41,7 +41,7 @@ func openRig(ctx context.Context, dir string, edit func(*partition.Options)) (*r
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return nil, err
 	}
-	r := &rig{dir: dir, indexes: index.NewShared(64<<20, 1000), tiers: tiered.NewShared(1<<20, 64, registry)}
+	r := &rig{dir: dir, indexes: index.NewShared(256<<20, 1000), tiers: tiered.NewShared(1<<20, 64, registry)}
 	o := partition.Options{
 		FS: vfs.Default, Dir: dir, Topic: "bench", TopicID: "00000000000000000000000000000000", Writer: "bench", Conditional: true,
 		Tiers: r.tiers, Indexes: r.indexes, Metrics: partition.NewMetrics(registry), Logger: slog.New(slog.DiscardHandler),
