@@ -285,7 +285,7 @@ func TestMinPosition(t *testing.T) {
 		t.Fatalf("position ahead, no wait: %v", err)
 	}
 	waiting := make(chan error)
-	go func() { waiting <- q(off+2, 10*time.Second) }()
+	go func() { waiting <- q(off+2, patience) }()
 	put(t, p, "other", "v")
 	if err := <-waiting; err != nil {
 		t.Fatalf("position reached while waiting: %v", err)

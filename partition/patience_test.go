@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"keyhole/objstore"
@@ -14,34 +15,29 @@ import (
 // Whoever evicts while an upload runs in the background waits for it as long as it
 // moves, however long that takes.
 func TestEvictWaitsForAnUploadThatMoves(t *testing.T) {
-	r := newRig(t)
-	p := r.open()
-	fill(t, p, "k", 20)
-	if err := p.enter(t.Context()); err != nil { // background work
-		t.Fatal(err)
-	}
-	moving, stop := context.WithCancel(t.Context())
-	defer stop()
-	go func() {
-		tick := time.NewTicker(evictPatience / 8)
-		defer tick.Stop()
-		for end := time.After(evictPatience + evictPatience/4); ; {
-			select {
-			case <-tick.C:
-				p.moved.Store(time.Now().UnixNano())
-			case <-end:
-				p.leave()
-				return
-			case <-moving.Done():
-				return
-			}
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		p := r.start()
+		defer r.stop()
+		<-p.Opened()
+		fill(t, p, "k", 20)
+		if err := p.enter(t.Context()); err != nil { // background work
+			t.Fatal(err)
 		}
-	}()
-	begun := time.Now()
-	evict(t, p)
-	if took := time.Since(begun); took < evictPatience {
-		t.Fatalf("evicted after %v, while the background work was still at it", took)
-	}
+		const work = 3 * evictPatience
+		go func() {
+			for range 24 {
+				time.Sleep(work / 24)
+				p.moved.Store(time.Now().UnixNano())
+			}
+			p.leave()
+		}()
+		begun := time.Now()
+		evict(t, p)
+		if took := time.Since(begun); took < work {
+			t.Fatalf("evicted after %v, while the background work was still at it", took)
+		}
+	})
 }
 
 // An operator's compaction ends the background's; another operator's waits.

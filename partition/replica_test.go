@@ -105,11 +105,14 @@ func TestReplicaFollows(t *testing.T) {
 // Next to a writer that overwrites, deletes, evicts, compacts and cleans up, a
 // replica never goes back, never misses a key that is always there, and never
 // fails; also where tombstones go at once, so that it may miss deletions and must
-// build its index anew beside the one in use.
+// build its index anew beside the one in use. The grace period is by a clock that
+// stands still until nobody needs any more what was replaced before.
 func TestReplicaUnderLoad(t *testing.T) {
 	a := newRig(t)
 	a.settings = compacting()
-	a.settings.GCGrace = time.Second // many times the interval of the replica
+	a.settings.GCGrace = time.Second
+	clock := a.clock()
+	clock.add(time.Hour) // segments are sealed by another one
 	w := a.open()
 	keys := numbered(40)
 	for i, k := range keys {
@@ -123,8 +126,8 @@ func TestReplicaUnderLoad(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
-	var lookups atomic.Int64
-	for range 4 {
+	var lookups [4]atomic.Int64
+	for reader := range lookups {
 		wg.Go(func() {
 			seen, at := map[string]string{}, int64(0)
 			for i := 0; ctx.Err() == nil; i++ {
@@ -144,9 +147,23 @@ func TestReplicaUnderLoad(t *testing.T) {
 					t.Errorf("lookup of a key that comes and goes: %v", err)
 					return
 				}
-				lookups.Add(1)
+				lookups[reader].Add(1)
 			}
 		})
+	}
+	// graceOver lets the grace period pass once the replica is at the manifest of now,
+	// and all lookups have ended that began before.
+	graceOver := func() {
+		generation := w.tier.Snapshot().Generation
+		eventually(t, "the replica goes by the newest manifest", func() bool {
+			v := p.serving.Load()
+			return t.Failed() || len(v.remote) == 1 && v.remote[0].Generation >= generation
+		})
+		for reader := range lookups {
+			before := lookups[reader].Load()
+			eventually(t, "lookups end", func() bool { return t.Failed() || lookups[reader].Load() >= before+2 })
+		}
+		clock.add(a.settings.GCGrace + time.Millisecond)
 	}
 	for n := 1; n <= 40; n++ {
 		for i, k := range keys {
@@ -160,6 +177,9 @@ func TestReplicaUnderLoad(t *testing.T) {
 			compact(t, w)
 		} else {
 			evict(t, w)
+		}
+		if n%4 == 3 {
+			graceOver()
 		}
 		if n%8 == 0 {
 			if _, err := w.Collect(t.Context(), false); err != nil {
@@ -180,10 +200,15 @@ func TestReplicaUnderLoad(t *testing.T) {
 			t.Fatalf("%s: %d, %v without its value, %d, %v with it", k, head.Offset, err, full.Offset, err2)
 		}
 	}
-	if lookups.Load() == 0 {
-		t.Fatal("no lookup came through")
+	total := int64(0)
+	for reader := range lookups {
+		total += lookups[reader].Load()
 	}
-	t.Logf("%d lookups, %v indexes built beside one in use", lookups.Load(), testutil.ToFloat64(b.metrics.Rebuilds))
+	deleted := testutil.ToFloat64(a.metrics.Collected)
+	if total == 0 || deleted == 0 {
+		t.Fatalf("%d lookups came through, %v objects were deleted", total, deleted)
+	}
+	t.Logf("%d lookups, %v objects deleted, %v indexes built beside one in use", total, deleted, testutil.ToFloat64(b.metrics.Rebuilds))
 }
 
 // Replicas that start at once build their indexes a few at a time.

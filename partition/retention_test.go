@@ -379,7 +379,7 @@ func TestExpireDoesNotWaitForCompaction(t *testing.T) {
 		}
 		end()
 	}()
-	soon, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	soon, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := p.expire(soon, p.settings.Load(), new(CompactionStats)); err != nil {
 		t.Error(err)
