@@ -72,8 +72,8 @@ file:///…/keyhole-data/object-store.
 
 --read-replica answers lookups from a bucket that another gateway writes, and writes
 nothing into it: any number of them may run beside one writer. Its data directory holds
-indexes only, is its own, and may be deleted at any time; a new one begins with all
-switches on. What the writer has not uploaded yet it does not see.`,
+indexes and copies, is its own, and may be deleted while it is stopped; a new one begins
+with all switches on. What the writer has not uploaded yet it does not see.`,
 		Example: `  keyhole serve --dev
   keyhole serve --data-dir /var/lib/keyhole \
       --object-store 's3://bucket/prefix?endpoint=http://127.0.0.1:9000&region=us-east-1'

@@ -20,8 +20,9 @@ tiers what newer records of the same keys have replaced, and removes what is no 
 retained, whatever min.cleanable.dirty.ratio says. Offsets do not change. Works on one
 partition, or on all of the topic one after the other; lookups and writes go on.
 
-Objects that were replaced stay in the bucket for cloud_storage_gc_grace_ms. A topic
-without an index is not compacted: its retention is applied.
+Objects that were replaced stay in the bucket for cloud_storage_gc_grace_ms; those that
+are past it are deleted. A topic without an index is not compacted: its retention is
+applied.
 
 Prints for each partition what was rewritten, and on standard error what of the topic
 is not compacted and why. With --json: a list of {"topic", "partition", "status"}; the
