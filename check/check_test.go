@@ -73,14 +73,15 @@ func TestRunning(t *testing.T) { // case 7-05
 		p := w.create(c, "t", plain)
 		w.fill(p, 0, 100, 30)
 		w.evict(p, 0)
-		res := w.check(func(o *Options) { o.Bucket = nil })
+		own := objstoretest.NewFaulty(w.bucket.Inner())
+		res := w.checkRunning(own, func(o *Options) { o.Bucket = nil })
 		if !errors.Is(res.err, ErrRunning) || len(res.findings) > 0 {
 			t.Errorf("with the data directory: %v, %v", res.err, res.findings)
 		}
 		if strings.Contains(res.err.Error(), "\n") {
 			t.Errorf("more than one line: %v", res.err)
 		}
-		res = w.check(func(o *Options) { o.DataDir = "" })
+		res = w.checkRunning(own, func(o *Options) { o.DataDir = "" })
 		if res.err != nil || len(res.findings) > 0 || res.sum.RemoteSegments < 3 {
 			res.dump(t)
 			t.Error("the bucket alone")
