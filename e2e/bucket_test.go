@@ -190,10 +190,11 @@ func (n *node) setTopic(topic string, upsert object) {
 }
 
 // setGrace makes objects that nobody needs go that long afterwards. Lookups must
-// not take longer.
+// not take longer, which on a busy machine some do: see lookup.
 func (n *node) setGrace(ms int) {
 	n.t.Helper()
-	upsert := object{"cloud_storage_gc_grace_ms": ms, "kv_index_lookup_timeout_ms": ms}
+	n.lookups = ms
+	upsert := object{"cloud_storage_gc_grace_ms": ms, lookupTimeout: ms}
 	n.adminJSON("PUT", "/v1/cluster_config", object{"upsert": upsert, "remove": []string{}}, 200, nil)
 }
 
@@ -220,7 +221,7 @@ func (n *node) readAll(topic string, keys []string) map[string]full {
 		order[i] = i
 	}
 	parallel(lookupWorkers, order, func(i int) {
-		a, err := n.try("GET", n.kv(topic, keys[i]), nil, nil)
+		a, err := n.lookup(topic, keys[i])
 		if list[i] = fullOf(a); err != nil {
 			list[i] = full{reason: err.Error()}
 		}
@@ -253,8 +254,7 @@ func takeOver(t testing.TB, s *store, flags ...string) *node {
 	n := newNode(t, s, flags...)
 	n.start()
 	n.waitReady()
-	n.adminJSON("PUT", "/v1/features/kv_index", object{"state": "active"}, 200, nil)
-	n.setCluster("kv_index_enabled", true)
+	n.switchOn()
 	n.setCluster(remoteRead, true)
 	n.waitReady()
 	return n

@@ -95,8 +95,14 @@ func TestCleanUp(t *testing.T) {
 			}
 		}
 		v := s.view(t, "t", 0)
-		if v.records != 60 || len(v.kept)*2 != len(old) {
-			t.Fatalf("compacted: %d records, %d segments replaced; there were %d objects", v.records, len(v.kept), len(old))
+		kept := 0
+		for _, key := range old { // the background may have replaced some more than once
+			if name, _, _ := strings.Cut(filepath.Base(key), "."); v.kept[name] {
+				kept++
+			}
+		}
+		if v.records != 60 || kept != len(old) || kept == 0 {
+			t.Fatalf("compacted: %d records, %d of %d objects replaced", v.records, kept, len(old))
 		}
 
 		planted := map[string]string{}
@@ -134,7 +140,7 @@ func TestCleanUp(t *testing.T) {
 
 		// What was replaced goes by itself, what was left behind when it is asked for.
 		n.setGrace(1000)
-		poll(t, 30*time.Second, "what was replaced is gone", func() bool {
+		poll(t, "what was replaced is gone", func() bool {
 			if s.proxy == nil { // the clock is waited for with one store only
 				n.gc("t")
 			}
@@ -143,12 +149,12 @@ func TestCleanUp(t *testing.T) {
 			return !slices.ContainsFunc(old, func(key string) bool { return slices.Contains(now, key) }) &&
 				(s.proxy != nil || !slices.Contains(now, fresh))
 		})
-		poll(t, 30*time.Second, "the manifest names nothing that is gone", func() bool {
+		poll(t, "the manifest names nothing that is gone", func() bool {
 			return len(s.view(t, "t", 0).manifest.Removed) == 0
 		})
 		if s.proxy != nil {
 			due := map[string]string{fresh: "orphan"}
-			poll(t, 20*time.Second, "the young object is past the grace period", func() bool { return len(n.dryRun(t)) > 0 })
+			poll(t, "the young object is past the grace period", func() bool { return len(n.dryRun(t)) > 0 })
 			if got := n.gc(); !maps.Equal(got, due) {
 				t.Errorf("clean-up after the grace period: %v, want %v", got, due)
 			}
@@ -215,7 +221,7 @@ func TestTopicDeletionEmptiesTheBucket(t *testing.T) {
 			}
 		}
 		n.setGrace(1000)
-		poll(t, 30*time.Second, "the first topic of the name is gone", func() bool {
+		poll(t, "the first topic of the name is gone", func() bool {
 			n.gc()
 			return slices.Equal(of("asked"), namesake)
 		})
@@ -224,13 +230,13 @@ func TestTopicDeletionEmptiesTheBucket(t *testing.T) {
 		// By itself, and by the next process.
 		fill("alone")
 		n.adminJSON("DELETE", "/v1/topics/alone", nil, 200, nil)
-		poll(t, 30*time.Second, "the bucket has nothing of the topic", func() bool { return len(of("alone")) == 0 })
+		poll(t, "the bucket has nothing of the topic", func() bool { return len(of("alone")) == 0 })
 		fill("killed")
 		n.adminJSON("DELETE", "/v1/topics/killed", nil, 200, nil)
 		n.kill()
 		n.start()
 		n.waitReady()
-		poll(t, 30*time.Second, "the bucket has nothing of the topic", func() bool { return len(of("killed")) == 0 })
+		poll(t, "the bucket has nothing of the topic", func() bool { return len(of("killed")) == 0 })
 
 		if now := of("stays"); !slices.Equal(now, stays) {
 			t.Errorf("a topic that was not deleted has %v, had %v", now, stays)

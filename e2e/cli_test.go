@@ -95,10 +95,10 @@ func TestCommands(t *testing.T) {
 		read()
 		for _, args := range [][]string{{"version"}, {"topic", "list"}, {"topic", "describe", "prices"}, {"config", "list"},
 			{"config", "get", remoteRead}, {"tier", "status", "prices"}, {"tier", "status", "prices", "0"}, {"tier", "evict", "prices"},
-			{"get", "prices", "apple"}, {"healthcheck"}, {"tier", "trim-cache"}} {
+			{"get", "prices", "apple"}, {"healthcheck", "--timeout", "1m"}, {"tier", "trim-cache"}} {
 			asJSON(args...)
 		}
-		prints("", "ready", "healthcheck")
+		prints("", "ready", "healthcheck", "--timeout", "1m")
 
 		for _, args := range [][]string{{"nonsense"}, {"topic"}, {"topic", "crate", "x"}, {"get", "prices"}, {"get", "--no-such-flag"},
 			{"serve"}, {"tier", "evict", "prices", "0", "--local-target-bytes", "-1"}, {"get", "prices", "zz", "--key-encoding", "hex"},

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 )
 
 // smallDisk is a file system of its own with this many bytes, until the test ends.
@@ -158,7 +157,7 @@ func TestFillsItsDisk(t *testing.T) {
 	n.wantDegraded(true)
 	n.wantAll("full")
 	n.evict(diskTopic, 1) // needs the reserve
-	poll(t, 30*time.Second, "writes are taken again", func() bool { return n.write("after", 1000).status == 200 })
+	poll(t, "writes are taken again", func() bool { return n.write("after", 1000).status == 200 })
 	n.wantDegraded(false)
 	n.wantAll("evicted")
 	n.restart()
@@ -206,7 +205,7 @@ func TestDiskFilledByOthers(t *testing.T) {
 		}
 		remove()
 		n.waitReady()
-		poll(t, 30*time.Second, "writes are taken again", func() bool { return n.write("after", 1000).status == 200 })
+		poll(t, "writes are taken again", func() bool { return n.write("after", 1000).status == 200 })
 		n.wantAll("room again")
 		n.evict(diskTopic, 1)
 		n.wantAll("evicted")

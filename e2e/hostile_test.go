@@ -45,11 +45,10 @@ func (n *node) gauge(name string) float64 {
 func (n *node) atRest(before float64) {
 	n.t.Helper()
 	client.CloseIdleConnections()
-	last := 0.0
-	deadline := time.Now().Add(20 * time.Second)
-	poll(n.t, readyTimeout, "goroutines are back where they were", func() bool {
-		last = n.gauge("go_goroutines")
-		if time.Now().After(deadline) {
+	last, begun := 0.0, time.Now()
+	poll(n.t, "goroutines are back where they were", func() bool {
+		late := time.Since(begun) > patience/2
+		if last = n.gauge("go_goroutines"); late && last > before+15 {
 			n.t.Fatalf("%v goroutines, %v before", last, before)
 		}
 		return last <= before+15 // idle connections to the store have two each
@@ -59,23 +58,35 @@ func (n *node) atRest(before float64) {
 // conn is a socket that gives up in the end.
 func (n *node) conn() net.Conn {
 	n.t.Helper()
-	c, err := net.DialTimeout("tcp", strings.TrimPrefix(n.data, "http://"), 10*time.Second)
+	c, err := net.DialTimeout("tcp", strings.TrimPrefix(n.data, "http://"), patience)
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(60 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		n.t.Fatal(err)
 	}
 	return c
 }
 
+// wantAlive wants a lookup to be answered, and soon. On a machine that stands still
+// for a moment it is not, and may be cut like that of a slow client: then the next
+// ones count.
 func (n *node) wantAlive(when string) {
 	n.t.Helper()
-	start := time.Now()
-	wantValue(n.t, when, n.get("t", "good"), []byte("value"), "local")
-	if took := time.Since(start); took > 5*time.Second {
-		n.t.Errorf("%s: a lookup took %v", when, took)
+	const tries = 5
+	for try := 1; ; try++ {
+		start := time.Now()
+		a, err := n.try("GET", n.kv("t", "good"), nil, nil)
+		took := time.Since(start)
+		switch {
+		case err == nil && took <= 5*time.Second:
+			wantValue(n.t, when, a, []byte("value"), "local")
+			return
+		case try == tries:
+			n.t.Errorf("%s: a lookup took %v, and was not better before: %v", when, took, err)
+			return
+		}
 	}
 }
 
@@ -112,11 +123,18 @@ func TestSlowloris(t *testing.T) {
 		n.wantAlive("while clients are slow")
 	}
 	wg.Wait()
-	if took := time.Since(begin); took > 20*time.Second {
+	// Long before they give up by themselves.
+	if took := time.Since(begin); took > patience/2 {
 		t.Errorf("cut after %v, want about a second", took)
 	}
 	n.wantAlive("afterwards")
-	want(t, "what slow clients sent", n.get("t", "slow"), 404, "key_not_found")
+	var a answer
+	poll(t, "a lookup that is not cut", func() bool {
+		var err error
+		a, err = n.try("GET", n.kv("t", "slow"), nil, nil)
+		return err == nil
+	})
+	want(t, "what slow clients sent", a, 404, "key_not_found")
 	n.atRest(before)
 	n.stop()
 }
@@ -145,7 +163,7 @@ var manyX = bytes.Repeat([]byte("x"), 64<<10)
 // send streams a request and gives the answer, without a length unless length is
 // given.
 func (n *node) send(method, target string, header http.Header, body io.Reader, length int64) (answer, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, target, body)
 	if err != nil {
@@ -228,12 +246,13 @@ func TestHostileBodies(t *testing.T) {
 					if err == nil && !slices.Contains(c.statuses, a.status) && a.status != 503 {
 						t.Errorf("%v, want one of %v", a, c.statuses)
 					}
-					if e, ok := body.(*endless); ok && e.sent.Load() > 256<<20 {
+					if e, ok := body.(*endless); ok && e.sent.Load() > 1<<30 {
 						t.Errorf("%d MiB were taken before the refusal", e.sent.Load()>>20)
 					}
 				})
 			}
 			wg.Wait()
+			poll(t, "all bodies are let go", func() bool { return n.gauge("keyhole_http_body_bytes") == 0 })
 			a, err := n.send(c.method, c.target, c.header, c.body(), c.length)
 			if err != nil {
 				t.Logf("the answer was lost: %v", err)
@@ -248,16 +267,14 @@ func TestHostileBodies(t *testing.T) {
 	} else {
 		t.Logf("resident memory grew from %.0f to %.0f MiB", memory/(1<<20), now/(1<<20))
 	}
-	if held := n.gauge("keyhole_http_body_bytes"); held != 0 {
-		t.Errorf("%v bytes of bodies are held by nobody", held)
-	}
+	poll(t, "no bytes of bodies are held by nobody", func() bool { return n.gauge("keyhole_http_body_bytes") == 0 })
 	n.atRest(before)
 	n.stop()
 }
 
 // Heads that are too long, or not HTTP at all, are refused.
 func TestHostileHeads(t *testing.T) {
-	n := hostileNode(t, "--header-timeout", "2s")
+	n := hostileNode(t, "--header-timeout", "1m")
 	before := n.gauge("go_goroutines")
 	for name, c := range map[string]struct {
 		head     string
@@ -325,7 +342,7 @@ func TestSeriesAreBounded(t *testing.T) {
 // the admin listener has a bound of its own.
 func TestManyConnections(t *testing.T) {
 	const bound = 300
-	n := hostileNode(t, "--max-connections", strconv.Itoa(bound), "--idle-timeout", "60s")
+	n := hostileNode(t, "--max-connections", strconv.Itoa(bound), "--idle-timeout", "1h")
 	client.CloseIdleConnections()
 	before := n.gauge("go_goroutines")
 	served, told, cut := 0, 0, 0
@@ -360,7 +377,7 @@ func TestManyConnections(t *testing.T) {
 	for _, c := range open {
 		_ = c.Close()
 	}
-	poll(t, 10*time.Second, "there is room for connections again", func() bool {
+	poll(t, "there is room for connections again", func() bool {
 		a, err := n.try("GET", n.kv("t", "good"), nil, nil)
 		return err == nil && a.status == 200
 	})
@@ -390,27 +407,44 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	for range 50 {
 		ask()
 	}
-	c := ask()
+	for try := 1; !n.readsSlowly(ask(), len(large)); try++ {
+		if try == 10 {
+			t.Fatal("no reader was steady")
+		}
+	}
+	n.wantAlive("while others do not read")
+	n.atRest(before)
+	n.stop()
+}
+
+// readsSlowly takes an answer of some length a little at a time, and wants to get all
+// of it. It gives false if it was cut, and no wonder: it had paused for too long.
+func (n *node) readsSlowly(c net.Conn, length int) bool {
+	n.t.Helper()
 	r := bufio.NewReaderSize(c, 4<<10)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	begin, got := time.Now(), 0
+	last, longest := begin, time.Duration(0)
 	buf := make([]byte, 32<<10)
 	for {
 		read, err := io.ReadFull(r, buf)
 		got += read
+		longest, last = max(longest, time.Since(last)), time.Now()
 		if err != nil {
 			break
 		}
 		<-tick.C
 	}
-	if got < len(large) {
-		t.Errorf("a slow reader got %d of %d bytes in %v", got, len(large), time.Since(begin))
+	took := time.Since(begin)
+	if got < length && longest > time.Second/2 {
+		return false
 	}
-	if took := time.Since(begin); took < 3*time.Second {
-		t.Errorf("only %v: not a slow reader", took)
+	if got < length {
+		n.t.Errorf("a slow reader got %d of %d bytes in %v, with %v between two reads at most", got, length, took, longest)
 	}
-	n.wantAlive("while others do not read")
-	n.atRest(before)
-	n.stop()
+	if took < 3*time.Second {
+		n.t.Errorf("only %v: not a slow reader", took)
+	}
+	return true
 }

@@ -20,7 +20,7 @@ import (
 // client is shared by all tests; its connections are closed with each node's.
 var client = &http.Client{
 	Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
-	Timeout:   90 * time.Second,
+	Timeout:   patience,
 	CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse // a redirect is a finding, not to be followed
 	},
@@ -52,7 +52,7 @@ func (n *node) try(method, target string, header http.Header, body any) (answer,
 		}
 		reader = bytes.NewReader(data)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, target, reader)
 	if err != nil {
@@ -84,7 +84,32 @@ func (n *node) kv(topic, key string) string {
 
 func (n *node) get(topic, key string) answer {
 	n.t.Helper()
-	return n.do("GET", n.kv(topic, key), nil, nil)
+	a, err := n.lookup(topic, key)
+	if err != nil {
+		n.t.Fatalf("GET %s: %v", n.kv(topic, key), err)
+	}
+	return a
+}
+
+// lookup is one that is repeated while the answer is only that time was short: where
+// objects go soon, lookups may not take long, and replicas may not be far behind.
+func (n *node) lookup(topic, key string) (answer, error) {
+	for begun := time.Now(); ; {
+		late := time.Since(begun) > patience
+		a, err := n.try("GET", n.kv(topic, key), nil, nil)
+		if err != nil || late || !n.outOfTime(a) {
+			return a, err
+		}
+		pause(n.t.Context(), 10*time.Millisecond)
+	}
+}
+
+// outOfTime says whether an answer is one that a machine gives on which a lookup
+// takes longer than it may, or on which a replica is further behind its bucket than
+// the grace period.
+func (n *node) outOfTime(a answer) bool {
+	behind := slices.Contains(n.flags, asReplica) && a.status == 503 && a.header.Get("X-Kv-Reason") == "not_ready"
+	return behind || a.status == 504 && a.header.Get("X-Kv-Reason") == "deadline"
 }
 
 // adminJSON asks the admin listener, wants the status and decodes into out.
@@ -110,14 +135,28 @@ func (n *node) setCluster(name string, value any) {
 	n.adminJSON("PUT", "/v1/cluster_config", object{"upsert": object{name: value}, "remove": []string{}}, 200, nil)
 }
 
-const remoteRead = "kv_index_remote_read_enabled"
+const (
+	remoteRead    = "kv_index_remote_read_enabled"
+	lookupTimeout = "kv_index_lookup_timeout_ms"
+)
+
+// slowLookups is a time for lookups that no machine exceeds, in milliseconds. Tests
+// whose matter is another one work with it.
+const slowLookups = 60_000
+
+// switchOn switches the index on, and gives lookups the time that they may take.
+func (n *node) switchOn() {
+	n.t.Helper()
+	n.adminJSON("PUT", "/v1/features/kv_index", object{"state": "active"}, 200, nil)
+	upsert := object{"kv_index_enabled": true, lookupTimeout: n.lookups}
+	n.adminJSON("PUT", "/v1/cluster_config", object{"upsert": upsert, "remove": []string{}}, 200, nil)
+}
 
 // indexed switches the index on and makes a topic that has one; the topic takes
 // writes as soon as the answer is here.
 func (n *node) indexed(topic string, partitions int, configs map[string]string) {
 	n.t.Helper()
-	n.adminJSON("PUT", "/v1/features/kv_index", object{"state": "active"}, 200, nil)
-	n.setCluster("kv_index_enabled", true)
+	n.switchOn()
 	all := map[string]string{"redpanda.kv.index.enabled": "true"}
 	maps.Copy(all, configs)
 	n.adminJSON("POST", "/v1/topics", object{"name": topic, "partitions": partitions, "configs": all}, 201, nil)
@@ -163,7 +202,12 @@ func (n *node) trimCache() {
 // metrics are all series of the node, by name with labels.
 func (n *node) metrics() map[string]string {
 	n.t.Helper()
-	a := n.do("GET", n.admin+"/metrics", nil, nil)
+	var a answer
+	poll(n.t, "metrics", func() bool { // where slow clients are cut it may be us
+		var err error
+		a, err = n.try("GET", n.admin+"/metrics", nil, nil)
+		return err == nil
+	})
 	if a.status != 200 {
 		n.t.Fatalf("metrics: %v", a)
 	}

@@ -81,7 +81,7 @@ func killLife(t *testing.T, c killConfig, rounds int, seed uint64) tally {
 		clients.add("compact", compactor("t", killPartitions))
 		enough := before + 20 + rng.IntN(300)
 		compacted := 0.0
-		poll(t, time.Minute, "some writes are answered, some segments compacted", func() bool {
+		poll(t, "some writes are answered, some segments compacted", func() bool {
 			compacted = n.sum("keyhole_compacted_segments_total")
 			return l.totals().acked >= enough && compacted > 0
 		})

@@ -241,7 +241,7 @@ func (l *ledger) settle(t testing.TB, n *node, when string) {
 	sights := make(map[string]sight, len(l.names))
 	var mu sync.Mutex
 	parallel(lookupWorkers, l.names, func(key string) {
-		a, err := n.try("GET", n.kv(l.topic, key), nil, nil)
+		a, err := n.lookup(l.topic, key)
 		s := sightOf(a)
 		if err != nil {
 			s = sight{status: err.Error()}

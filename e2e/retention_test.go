@@ -84,11 +84,11 @@ func retention(t *testing.T, newStore func() *store) {
 	l := newLedger("t", "", 0)
 	l.adopt(keys[0], &sight{found: true, value: "v", place: place{0, 0}})
 	next := map[int32]int64{0: retainedKeys}
-	replica.reaches(t, l, next, replicaStale)
+	replica.reaches(t, l, next)
 	// Retention has a manifest of its own behind the one of the last records.
 	expires := func(n *node, key string) {
 		t.Helper()
-		poll(t, replicaStale, key+" expires at a replica", func() bool { return n.readAll("t", []string{key})[key].status == 404 })
+		poll(t, key+" expires at a replica", func() bool { return n.get("t", key).status == 404 })
 	}
 	expires(replica, keys[start-1])
 	wantAll(t, "at a replica", wantRetained("at a replica", replica, start), answers)
@@ -114,12 +114,12 @@ func retention(t *testing.T, newStore func() *store) {
 	}
 	n.setTopic("t", object{"retention.ms": -1})
 	n.setGrace(1000)
-	poll(t, readyTimeout, "the bucket has no segments", func() bool {
+	poll(t, "the bucket has no segments", func() bool {
 		n.gc()
 		return len(s.segmentObjects(t, "t/")) == 0
 	})
 	next[0]++
-	replica.reaches(t, l, next, replicaStale)
+	replica.reaches(t, l, next)
 	expires(replica, keys[retainedKeys-1])
 	wantRetained("by age, at a replica", replica, retainedKeys)
 	replica.leave()

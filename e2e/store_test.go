@@ -62,12 +62,13 @@ func openStore(t testing.TB, backend string) *store {
 }
 
 // objects are the keys of all objects below the URL's prefix, by reading the
-// store's disk; no request is made. Those of the probe come and go.
+// store's disk; no request is made. Those of the probe, and what a folder has that is
+// not in its place yet, come and go.
 func (s *store) objects(t testing.TB) []string {
 	t.Helper()
 	var keys []string
 	err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
-		if d != nil && d.IsDir() && d.Name() == "~probe" {
+		if d != nil && d.IsDir() && (d.Name() == "~probe" || d.Name() == "~tmp") {
 			return filepath.SkipDir
 		}
 		if errors.Is(err, fs.ErrNotExist) && path != s.dir {
@@ -173,14 +174,15 @@ func refuse(status int, code string) s3test.Fault {
 // lookups' requests.
 func settle(n *node) {
 	n.t.Helper()
+	const enough = 50 // polls, which are some 10 ms apart
 	last, quiet := n.ownCount(), 0
-	poll(n.t, readyTimeout, "the node leaves the store alone", func() bool {
+	poll(n.t, "the node leaves the store alone", func() bool {
 		now := n.ownCount()
 		if now == last {
 			quiet++
 		} else {
 			last, quiet = now, 0
 		}
-		return quiet >= 20
+		return quiet >= enough
 	})
 }

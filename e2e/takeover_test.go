@@ -46,7 +46,7 @@ func TestTakenOver(t *testing.T) {
 			t.Errorf("check of the disk that was overtaken: exit %d, want 1 and what is on it alone:\n%s", r.code, said)
 		}
 		older.start()
-		poll(t, readyTimeout, "the overtaken disk does not serve after a restart", func() bool {
+		poll(t, "the overtaken disk does not serve after a restart", func() bool {
 			a, err := older.try("GET", older.kv(coldTopic, coldKey(1)), nil, nil)
 			return err == nil && a.status == 421
 		})

@@ -9,7 +9,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
@@ -35,7 +37,7 @@ type Gateway struct {
 }
 
 // startTimeout is how long versitygw may take until it answers.
-const startTimeout = 20 * time.Second
+const startTimeout = time.Minute
 
 // StartGateway runs versitygw with an empty bucket until the test ends. The
 // program is searched as $KEYHOLE_VERSITYGW, bin/versitygw in the module, and
@@ -51,7 +53,7 @@ func StartGateway(t testing.TB) *Gateway {
 		t.Fatal(err)
 	}
 	// Between finding a free port and using it somebody else may take it.
-	for range 5 {
+	for range 20 {
 		g, output, err := startGateway(t, program, dir)
 		if err == nil {
 			return g
@@ -116,12 +118,20 @@ func waitForAnswer(endpoint string, ended <-chan struct{}) error {
 	}
 }
 
+// freeAddr gives an address that nobody listens on. Its port is none that the system
+// would give to whoever asks for any: such a one could be taken before the program
+// has it, by a server that answers in its place.
 func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+	const first, last = 10_000, 30_000
+	var errs error
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(last-first)))
+		if err == nil {
+			return l.Addr().String(), l.Close()
+		}
+		errs = err
 	}
-	return l.Addr().String(), l.Close()
+	return "", errs
 }
 
 func findGateway() (string, bool) {
