@@ -45,7 +45,7 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 		{200, `{}`, exitFailed, nil, []string{"not ready: the answer is not that of a node"}},
 	} {
 		now.Store(&answer{c.status, c.body})
-		r := keyhole(t, env, nil, "healthcheck")
+		r := keyhole(t, env, nil, "healthcheck", "--timeout", "1m")
 		for _, want := range c.err {
 			r.want(t, c.code, strings.Join(c.out, ""), want)
 		}
@@ -53,7 +53,7 @@ func TestHealthcheckSaysWhy(t *testing.T) {
 			t.Errorf("%s: standard output has %q", c.body, r.stdout)
 		}
 		if strings.Contains(c.body, `"ready"`) {
-			if r := keyhole(t, env, nil, "healthcheck", "--json"); r.code != c.code || r.stdout != c.body+"\n" {
+			if r := keyhole(t, env, nil, "healthcheck", "--timeout", "1m", "--json"); r.code != c.code || r.stdout != c.body+"\n" {
 				t.Errorf("--json: %d, %q, want %d and %s", r.code, r.stdout, c.code, c.body)
 			}
 		}

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 }
 
 // commandTimeout ends a command that hangs.
-const commandTimeout = 60 * time.Second
+const commandTimeout = 3 * time.Minute
 
 // command prepares keyhole with the given arguments and nothing of the
 // environment but what env says.

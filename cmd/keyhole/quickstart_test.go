@@ -71,7 +71,7 @@ func TestQuickstart(t *testing.T) {
 		t.Run(client, func(t *testing.T) {
 			s := startServe(t, s3test.Environment(), "--data-dir", t.TempDir(), "--object-store", s3test.URL(gateway.Endpoint, client, client))
 			s.waitReady()
-			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 			defer cancel()
 			script := exec.CommandContext(ctx, "bash", filepath.Join("..", "..", "scripts", "quickstart.sh"))
 			script.Env = append(command(ctx, s.env()).Env, "URL="+s.data, "KEYHOLE="+os.Args[0])

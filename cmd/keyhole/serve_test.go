@@ -23,8 +23,8 @@ func TestLife(t *testing.T) {
 		t.Helper()
 		keyhole(t, s.env(), nil, args...).want(t, code, stdout, stderr)
 	}
-	do(exitDone, "ready", "", "healthcheck")
-	do(exitDone, "live", "", "healthcheck", "--live")
+	do(exitDone, "ready", "", "healthcheck", "--timeout", "1m")
+	do(exitDone, "live", "", "healthcheck", "--live", "--timeout", "1m")
 	do(exitDone, `"kv_index":"active"`, "", "config", "list", "--json")
 	do(exitDone, "kv_index_enabled", "", "config", "list")
 	do(exitDone, "true\n", "", "config", "get", "kv_index_remote_read_enabled")
@@ -74,7 +74,9 @@ func TestLife(t *testing.T) {
 	s.waitReady()
 	do(exitDone, "value 77", "X-Kv-Source: remote", "get", "orders", "k77", "-v")
 	do(exitDone, "true\n", "", "config", "get", "kv_index_remote_read_enabled")
-	do(exitDone, "orders\n", "", "__complete", "get", "")
+	eventually(t, "the topic is offered", func() bool { // a shell waits for a second at most
+		return strings.Contains(keyhole(t, s.env(), nil, "__complete", "get", "").stdout, "orders\n")
+	})
 	do(exitDone, "deleted topic orders", "", "topic", "delete", "orders")
 	do(exitFailed, "", "topic not found", "get", "orders", "k77")
 	s.signal(syscall.SIGINT)
@@ -107,8 +109,8 @@ func TestDrain(t *testing.T) {
 			t.Fatalf("status %d in the drain window", got)
 		}
 	}
-	keyhole(t, s.env(), nil, "healthcheck").want(t, exitFailed, "", "not ready")
-	keyhole(t, s.env(), nil, "healthcheck", "--live").want(t, exitDone, "live", "")
+	keyhole(t, s.env(), nil, "healthcheck", "--timeout", "1m").want(t, exitFailed, "", "not ready")
+	keyhole(t, s.env(), nil, "healthcheck", "--live", "--timeout", "1m").want(t, exitDone, "live", "")
 	s.signal(syscall.SIGTERM)
 	s.wantEnd(-1) // ended by the signal
 }
@@ -198,7 +200,7 @@ func TestAdminWarning(t *testing.T) {
 		t.Fatal(err)
 	}
 	// As in a container: the address to ask follows from the one listened on.
-	keyhole(t, []string{"KEYHOLE_ADMIN_LISTEN=:" + port}, nil, "healthcheck", "--live").want(t, exitDone, "live", "")
+	keyhole(t, []string{"KEYHOLE_ADMIN_LISTEN=:" + port}, nil, "healthcheck", "--live", "--timeout", "1m").want(t, exitDone, "live", "")
 }
 
 // case 8-21: a secret shows up nowhere.
