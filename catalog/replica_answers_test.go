@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"keyhole/objstore/objstoretest"
 	"keyhole/partition"
@@ -38,7 +37,7 @@ func sameAnswers(t *testing.T, w, r *Topic, keys int) {
 func caughtUp(t *testing.T, r *Topic, next int64) {
 	t.Helper()
 	p := serving(t, r, 0)
-	_, err := p.Lookup(t.Context(), []byte("none"), partition.Query{MinPosition: next, Wait: 20 * time.Second})
+	_, err := p.Lookup(t.Context(), []byte("none"), partition.Query{MinPosition: next, Wait: patience})
 	if !errors.Is(err, partition.ErrKeyNotFound) {
 		t.Fatalf("position %d: %v", next, err)
 	}
