@@ -24,7 +24,7 @@ type fakeTopics struct {
 }
 
 func newFakeTopics(topics ...*fakeTopic) *fakeTopics {
-	f := &fakeTopics{byName: map[string]*fakeTopic{}, missing: catalog.ErrTopicNotFound, timeout: 10 * time.Second}
+	f := &fakeTopics{byName: map[string]*fakeTopic{}, missing: catalog.ErrTopicNotFound, timeout: patience}
 	for _, t := range topics {
 		f.byName[t.name] = t
 	}

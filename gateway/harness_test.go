@@ -47,6 +47,11 @@ func (b *syncBuffer) String() string {
 	return b.buf.String()
 }
 
+// patience bounds what must happen soon. It is never waited out when all is well, and
+// generous, because the machine may be busy with other tests, or stand still for
+// seconds.
+const patience = 2 * time.Minute
+
 func listen(tb testing.TB) net.Listener {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -78,7 +83,7 @@ func (ts *testServer) serveUntilEnd() {
 	ts.data, ts.admin = data.Addr().String(), admin.Addr().String()
 	ts.Start(data, admin)
 	ts.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := ts.Shutdown(ctx); err != nil {
 			ts.t.Errorf("shutdown: %v", err)
@@ -116,7 +121,7 @@ func raw(t *testing.T, addr, method, text string) reply {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	// A server that refuses may do so while a long request is still on its way.

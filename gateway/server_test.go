@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -26,7 +27,7 @@ func dial(t *testing.T, addr string) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -86,30 +87,53 @@ func TestSlowBody(t *testing.T) {
 // A body that takes longer than the grace period but keeps the rate is taken, and
 // the connection is good for the next request.
 func TestSteadyBody(t *testing.T) {
+	// A machine that stands still for longer than the grace period makes no steady body.
+	for grace := 150 * time.Millisecond; !steadyBody(t, grace); grace *= 5 {
+		if grace > 30*time.Second {
+			t.Fatal("no body was steady")
+		}
+	}
+}
+
+// steadyBody sends ten pieces, five of them after the grace period. It gives false if
+// the body was cut and that was not done steadily, or the grace period is so short that
+// the server may not have been steady either.
+func steadyBody(t *testing.T, grace time.Duration) bool {
+	t.Helper()
+	const pieces, size = 10, 1500
+	pace := grace / 5
 	topic := newFakeTopic("t", 1)
-	ts := start(t, newFakeTopics(topic), func(o *Options) { o.BodyGrace = 150 * time.Millisecond; o.BodyRate = 1000 })
+	ts := start(t, newFakeTopics(topic), func(o *Options) {
+		o.BodyGrace = grace
+		o.BodyRate = int64(size / 3 / pace.Seconds()) // a third of what is sent
+	})
 	c := dial(t, ts.data)
-	const pieces = 10
-	_, _ = fmt.Fprintf(c, "PUT /kv/t/k HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", pieces*100)
-	tick := time.NewTicker(30 * time.Millisecond)
+	_, _ = fmt.Fprintf(c, "PUT /kv/t/k HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", pieces*size)
+	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	begin := time.Now()
 	for range pieces {
 		<-tick.C
-		_, _ = io.WriteString(c, strings.Repeat("v", 100))
+		_, _ = io.WriteString(c, strings.Repeat("v", size))
 	}
-	if time.Since(begin) < 200*time.Millisecond {
+	took := time.Since(begin)
+	if took < grace*4/3 {
 		t.Fatal("not a slow body")
 	}
+	steady := took < pieces*pace+grace/3
 	br := bufio.NewReader(c)
 	for _, next := range []string{"", "GET /kv/t/k HTTP/1.1\r\nHost: x\r\n\r\n"} {
 		_, _ = io.WriteString(c, next)
 		r, err := readOnConn(br)
+		if (!steady || grace < 3*time.Second) && (err != nil || r.status != http.StatusOK) {
+			return false
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		r.want(t, "steady body", http.StatusOK)
 	}
+	return true
 }
 
 // readOnConn reads one reply of several on a connection; it must have a length.
@@ -128,7 +152,9 @@ func TestSlowHead(t *testing.T) {
 	_, _ = io.WriteString(c, "GET /kv/t/k HTTP/1.1\r\nX-Slow: ")
 	var wg sync.WaitGroup
 	wg.Go(func() { drip(c, 5*time.Millisecond) })
-	_, _ = io.Copy(io.Discard, c)
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection was not cut")
+	}
 	_ = c.Close()
 	wg.Wait()
 }
@@ -187,9 +213,12 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.Now().Add(15 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
+	for begun := time.Now(); ; {
+		late := time.Since(begun) > patience // asked before: a pause in between is none of ok's
+		if ok() {
+			return
+		}
+		if late {
 			t.Fatalf("timed out waiting for %s", what)
 		}
 		<-tick.C
