@@ -46,7 +46,7 @@ var clusterTable = table{
 	},
 	{
 		Name: propGCGrace, Kind: intKind, Unit: "ms", Default: "3600000", Min: 1000, Max: math.MaxInt64 / int64(time.Millisecond),
-		Doc: "How long an object that is no longer needed (of a deleted topic, or replaced) stays in the bucket. Not shorter than the lookup deadline, because a lookup may still be reading it; in practice not below a minute, see below.",
+		Doc: "How long an object that is no longer needed (of a deleted topic, or replaced) stays in the bucket. Not shorter than the lookup deadline, because a lookup may still be reading it; in practice a minute at least.",
 	},
 	{
 		Name: propReplicaPace, Kind: intKind, Unit: "ms", Default: "1000", Min: 10, Max: 3_600_000,

@@ -69,6 +69,20 @@ func TestDamage(t *testing.T) {
 			},
 			[]want{{Damage, active, "cannot be read"}},
 		},
+		"active segment, shorter than the index, which does not prove it": { // a crash, with flush.ms
+			func(w *world) {
+				w.remove(stop)
+				w.index(func(x *index.Index, b *index.Batch) {
+					at := x.Applied()
+					at.SyncedLog -= 60
+					if err := b.Commit(at); err != nil {
+						t.Fatal(err)
+					}
+				})
+				w.edit(active, func(b []byte) []byte { return b[:len(b)-500] })
+			},
+			[]want{{Note, active, "torn tail"}, {Damage, "kv_index", "acknowledged records are gone"}},
+		},
 		"torn tail": { // case 1-10
 			func(w *world) {
 				w.remove(stop)

@@ -90,12 +90,13 @@ func (p *part) openIndex() (index.Position, error) {
 }
 
 // verifyLog reads the local log.
-func (p *part) verifyLog(ctx context.Context, proven index.Position) error {
+func (p *part) verifyLog(ctx context.Context, applied index.Position) error {
 	dir := p.path(logDir)
 	var r record.Reader
 	var lost []locallog.Range // whose checksum holds, but not their records
+	provenLog, provenKafka := applied.Proven()
 	v, err := locallog.Verify(ctx, locallog.VerifyOptions{
-		FS: p.c.fs, Dir: dir, ProvenNextLog: proven.NextLog, ProvenNextKafka: proven.NextKafka,
+		FS: p.c.fs, Dir: dir, ProvenNextLog: provenLog, ProvenNextKafka: provenKafka,
 		Report: func(f locallog.Finding) {
 			severity := Note
 			if f.Damage {

@@ -216,7 +216,7 @@ func decodeJSON(body []byte, v any) error {
 		return wrongType(wrong)
 	}
 	if err != nil {
-		return badRequest("request body: " + err.Error())
+		return badRequest("request body: " + strings.TrimPrefix(err.Error(), "json: "))
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return badRequest("request body: more than one JSON value")

@@ -30,6 +30,6 @@
 //
 // The format is Pebble's, with these keys and values (docs/format/index.md):
 //
-//	00            → 01, uvarint next log offset, uvarint next Kafka offset
+//	00            → 01, uvarint next log offset, uvarint next Kafka offset, uvarint synced log offset
 //	01 <user key> → uvarint Kafka offset
 package index

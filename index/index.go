@@ -38,6 +38,16 @@ type Position struct {
 	SyncedLog int64
 }
 
+// Proven is how far the log must reach on disk, or some of it was lost since: what
+// lies behind may be what a crash has left of writes that were not synced. The
+// Kafka offset is 0 if it is not known for that place.
+func (p Position) Proven() (nextLog, nextKafka int64) {
+	if p.SyncedLog < p.NextLog {
+		return p.SyncedLog, 0
+	}
+	return p.SyncedLog, p.NextKafka
+}
+
 // Options say where an index is and what it shares with others.
 type Options struct {
 	FS     vfs.FS       // nil: the file system of the operating system

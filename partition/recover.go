@@ -161,12 +161,9 @@ func (p *Partition) openLog(ctx context.Context, s *Settings) error {
 		SegmentBytes:  func() int64 { return p.settings.Load().SegmentBytes },
 		FlushInterval: func() time.Duration { return p.settings.Load().FlushInterval },
 		Apply:         p.applyGroup,
-		ProvenNextLog: at.SyncedLog,
 		MaxBatchBytes: maxUncompressed,
 	}
-	if at.SyncedLog == at.NextLog {
-		o.ProvenNextKafka = at.NextKafka
-	}
+	o.ProvenNextLog, o.ProvenNextKafka = at.Proven()
 	log, err := locallog.Open(ctx, o)
 	if err != nil {
 		return fmt.Errorf("open local log: %w", err)
