@@ -72,10 +72,10 @@ func TestCommitsWaitForTheDisk(t *testing.T) {
 			if total := x.stall.total.Load(); total > 2*maxBacklog {
 				t.Errorf("%d bytes on their way, limit %d", total, maxBacklog)
 			}
+			held <- end // once the flush has come to where it is held
 			disk.mu.Lock()
 			disk.held = nil
 			disk.mu.Unlock()
-			held <- end
 			close(held)
 			err := <-committed
 			if end == nil && err != nil || end != nil && !errors.Is(err, ErrFailed) {
