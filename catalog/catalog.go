@@ -54,6 +54,9 @@ const (
 	// inflationsAtOnce bounds the very large batches that lookups decompress at the
 	// same time, of up to 80 MiB each.
 	inflationsAtOnce = 2
+	// judgementsAtOnce bounds the partitions that find out what of a segment need not
+	// be uploaded, of which each may take down the keys of all that waits behind it.
+	judgementsAtOnce = 2
 	// closesAtOnce bounds the partitions that flush and close at the same time.
 	closesAtOnce = 32
 	// uploadPatience is how long a change of a topic waits for the bucket to
@@ -94,8 +97,8 @@ type Catalog struct {
 	metrics *partition.Metrics
 	space   *partition.Space
 	start   *semaphore.Weighted
-	// compactions and inflations bound what would take much memory or disk.
-	compactions, inflations *semaphore.Weighted
+	// compactions, judgements and inflations bound what would take much memory or disk.
+	compactions, judgements, inflations *semaphore.Weighted
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -162,7 +165,7 @@ func Open(ctx context.Context, o Options) (*Catalog, error) {
 	c := &Catalog{
 		o: o, disk: disk{o.FS, o.DataDir}, gone: make(map[string]bool), failed: make(chan error, 1), remote: newRemote(),
 		start: semaphore.NewWeighted(startsAtOnce), compactions: semaphore.NewWeighted(1),
-		inflations: semaphore.NewWeighted(inflationsAtOnce), sweeper: newSweeper(), follow: make(chan struct{}, 1), now: o.now,
+		judgements: semaphore.NewWeighted(judgementsAtOnce), inflations: semaphore.NewWeighted(inflationsAtOnce), sweeper: newSweeper(), follow: make(chan struct{}, 1), now: o.now,
 	}
 	if c.now == nil {
 		c.now = guardedClock()

@@ -153,8 +153,8 @@ func (t *bucketTries) failed(c *Catalog, err error) (pause time.Duration) {
 // attacher remembers which steps are done, so that a repetition goes on where
 // the last one failed.
 type attacher struct {
-	c                *Catalog
-	verified, probed bool
+	c                       *Catalog
+	verified, probed, swept bool
 }
 
 func (a *attacher) run(ctx context.Context) error {
@@ -167,6 +167,10 @@ func (a *attacher) run(ctx context.Context) error {
 	}
 	if err := a.probe(ctx); err != nil {
 		return err
+	}
+	if !a.swept {
+		a.swept = true
+		a.c.removeProbes(ctx)
 	}
 	found, err := a.c.discover(ctx, "")
 	if err != nil {
@@ -284,6 +288,22 @@ func (a *attacher) probe(ctx context.Context) error {
 	}
 	a.probed = true
 	return nil
+}
+
+// probeAge is how old an object of a probe must be to be of none that is under way.
+const probeAge = 24 * time.Hour
+
+// removeProbes is tried once per start; what it leaves costs next to nothing.
+func (c *Catalog) removeProbes(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, putPatience)
+	defer cancel()
+	n, err := objstore.RemoveProbes(ctx, c.o.Bucket, c.now().Add(-probeAge))
+	if err != nil {
+		c.o.Logger.Warn("objects that checks of the store have left behind are still there", "err", err)
+	}
+	if n > 0 {
+		c.o.Logger.Info("objects removed that checks of the store had left behind", "objects", n)
+	}
 }
 
 // foundTopic is one topic.json of the bucket, or what is wrong with it.

@@ -162,6 +162,7 @@ func (c *Catalog) openLocked(data *topicData, fresh bool) (*Topic, error) {
 			Space:       c.space,
 			Start:       c.start,
 			Compactions: c.compactions,
+			Judgements:  c.judgements,
 			Inflations:  c.inflations,
 			Now:         c.now,
 		})

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // probePrefix is where Probe keeps its objects. "~" cannot stand in a topic
@@ -54,6 +55,28 @@ func Probe(ctx context.Context, b Bucket) (conditional bool, err error) {
 		return false, fmt.Errorf("object store check, conditional write: %w", err)
 	}
 	return true, nil
+}
+
+// RemoveProbes deletes what probes left behind whose process ended before it could,
+// as far as it was stored before the given time, and says how many objects that were.
+func RemoveProbes(ctx context.Context, b Bucket, before time.Time) (n int, err error) {
+	var old []string
+	err = b.List(ctx, probePrefix, func(o Object) error {
+		if o.ModTime.Before(before) {
+			old = append(old, o.Key)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("list what probes left behind: %w", err)
+	}
+	for _, key := range old {
+		if err := b.Delete(ctx, key); err != nil {
+			return n, fmt.Errorf("delete what a probe left behind: %w", err)
+		}
+		n++
+	}
+	return n, nil
 }
 
 func put(ctx context.Context, b Bucket, key string, data []byte, cond Condition) (string, error) {

@@ -60,15 +60,15 @@ func (p *Partition) work(ctx context.Context, log *locallog.Log, s *Settings) er
 		return p.retain(ctx, log, s, new(CompactionStats))
 	}
 	// What is sealed goes to the bucket even if the log cannot note that.
-	if err := p.uploadSealed(ctx, log, s, new(CompactionStats)); err != nil || log.Err() != nil {
+	err := p.uploadSealed(ctx, log, s, new(CompactionStats))
+	if log.Err() != nil || err != nil && !errors.Is(err, tiered.ErrSource) {
 		return err
 	}
-	// Each for itself: a bucket that refuses to list or to delete must not fill the
-	// local disk.
-	return errors.Join(
-		p.trim(ctx, log, s, dueForEviction(log.Segments(), s, time.Now())),
+	// Each for itself, and also if a segment is damaged and keeps those behind it from
+	// the bucket: what is there already must not fill the local disk as well.
+	return errors.Join(err,
+		p.trim(ctx, log, s, dueForEviction(p.segments(log), s, time.Now())),
 		p.retain(ctx, log, s, new(CompactionStats)),
-		p.tidy(ctx, s),
 	)
 }
 
@@ -123,7 +123,7 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log, s *Setti
 	next, together := p.tier.Snapshot().Next(), p.together.Load()
 	whole := min(together, log.State().HighWatermark) // what is behind was lost in a crash
 	var segs []locallog.SegmentInfo
-	for _, seg := range log.Segments() {
+	for _, seg := range p.segments(log) {
 		if !seg.Sealed || seg.NextKafka <= next || seg.BaseKafka == seg.NextKafka {
 			continue
 		}
@@ -151,6 +151,9 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log, s *Setti
 	}()
 	for _, seg := range segs {
 		r, err := log.OpenSegment(seg.BaseLog)
+		if isCorrupt(err) {
+			err = fmt.Errorf("%w: %w", tiered.ErrSource, err)
+		}
 		if err != nil {
 			return false, fmt.Errorf("open segment at log offset %d for upload: %w", seg.BaseLog, err)
 		}
@@ -165,7 +168,7 @@ func (p *Partition) uploadGroup(ctx context.Context, log *locallog.Log, s *Setti
 			p.o.Metrics.Uploads.WithLabelValues("error").Add(float64(len(sources)))
 			if isCorrupt(err) {
 				p.corrupted("local", err)
-				return false, err
+				return false, errors.Join(err, p.noteRemote(ctx, log)) // those before it are in the bucket
 			}
 			return false, p.storeFailed(err)
 		}

@@ -226,7 +226,7 @@ func (p *Partition) compactTiers(ctx context.Context, v *view, s *Settings, due 
 		cleaned.Local = max(cleaned.Local, next)
 	}
 	if due.remote {
-		_, next := p.ripeRemote(s)
+		_, _, next := p.ripeRemote(s)
 		if err := p.compactRemoteFully(ctx, v, s, forced, stats); err != nil {
 			damage = errors.Join(damage, err)
 			if !isDamaged(err) {
@@ -248,11 +248,9 @@ const maxPasses = 3
 func (p *Partition) compactRemoteFully(ctx context.Context, v *view, s *Settings, forced bool, stats *CompactionStats) error {
 	for pass := 1; ; pass++ {
 		before := stats.CloudSegments
-		if err := p.compactRemote(ctx, v, s, forced, stats); err != nil {
+		err := p.compactRemote(ctx, v, s, forced, stats)
+		if err != nil && !isDamaged(err) || !forced || stats.CloudSegments == before || pass == maxPasses {
 			return err
-		}
-		if !forced || stats.CloudSegments == before || pass == maxPasses {
-			return nil
 		}
 	}
 }
@@ -260,7 +258,7 @@ func (p *Partition) compactRemoteFully(ctx context.Context, v *view, s *Settings
 // ripeLocal are the segments of the local log that may be compacted, and the offset
 // behind them: they grow no more, do not wait for their upload, and are old enough.
 func (p *Partition) ripeLocal(v *view, s *Settings) (segs []locallog.SegmentInfo, next int64) {
-	for _, seg := range v.log.Segments() {
+	for _, seg := range p.segments(v.log) {
 		waiting := s.RemoteWrite && p.tier != nil && seg.NextKafka > p.tier.Snapshot().Next()
 		if !seg.Sealed || waiting || p.now().Sub(seg.SealedAt) < s.CompactionLag {
 			break
@@ -270,15 +268,17 @@ func (p *Partition) ripeLocal(v *view, s *Settings) (segs []locallog.SegmentInfo
 	return segs, next
 }
 
-// ripeRemote is ripeLocal for the bucket.
-func (p *Partition) ripeRemote(s *Settings) (segs []manifest.Segment, next int64) {
+// ripeRemote is ripeLocal for the bucket, with the times at which the segments were
+// uploaded.
+func (p *Partition) ripeRemote(s *Settings) (segs []manifest.Segment, created []time.Time, next int64) {
 	m := p.tier.Snapshot()
+	created = p.created(m)
 	for i := range m.Segments {
-		if p.now().Sub(p.created(&m.Segments[i])) < s.CompactionLag {
-			return m.Segments[:i], m.Segments[i].BaseOffset
+		if p.now().Sub(created[i]) < s.CompactionLag {
+			return m.Segments[:i], created, m.Segments[i].BaseOffset
 		}
 	}
-	return m.Segments, m.Next()
+	return m.Segments, created, m.Next()
 }
 
 // dueNow says which tiers have gathered enough since they were compacted.
@@ -305,7 +305,7 @@ func (p *Partition) due(v *view, s *Settings) (due dueNow) {
 	}
 	all, dirty = 0, 0
 	var records, tombstones int64
-	remote, _ := p.ripeRemote(s)
+	remote, created, _ := p.ripeRemote(s)
 	for i := range remote {
 		seg := &remote[i]
 		all += seg.Size
@@ -313,7 +313,7 @@ func (p *Partition) due(v *view, s *Settings) (due dueNow) {
 		switch {
 		case seg.LastOffset >= p.cleaned.Remote:
 			dirty += seg.Size
-		case p.now().Sub(p.created(seg)) >= s.DeleteRetention:
+		case p.now().Sub(created[i]) >= s.DeleteRetention:
 			tombstones += seg.Tombstones
 		}
 	}
@@ -324,11 +324,24 @@ func (p *Partition) due(v *view, s *Settings) (due dueNow) {
 
 // compactWhenDue is the goroutine of background compaction.
 func (p *Partition) compactWhenDue() {
-	for p.pause(jitter(choreInterval)) {
-		if err := p.compactDue(p.ctx); err != nil && p.ctx.Err() == nil {
-			p.o.Logger.Warn("compaction did not come through; will try again", "err", err)
+	for backoff := time.Duration(0); p.pause(jitter(choreInterval) + backoff); {
+		err := p.compactDue(p.ctx)
+		backoff = compactionBackoff(backoff, err)
+		if err != nil && p.ctx.Err() == nil && !errors.Is(err, errBacklog) {
+			p.o.Logger.Warn("compaction did not come through; will try again", "err", err, "in", backoff)
 		}
 	}
+}
+
+// maxCompactionBackoff bounds the pause behind compactions that failed. Each attempt
+// reads the whole index again, and all that is not in the bucket.
+const maxCompactionBackoff = 10 * time.Minute
+
+func compactionBackoff(d time.Duration, err error) time.Duration {
+	if err == nil {
+		return 0
+	}
+	return min(max(2*d, choreInterval), maxCompactionBackoff)
 }
 
 func (p *Partition) compactDue(ctx context.Context) error {
@@ -362,7 +375,7 @@ func (p *Partition) compactDue(ctx context.Context) error {
 	switch {
 	case err == nil:
 		p.sayCompacted(&stats)
-	case errors.Is(err, errBacklog), errors.Is(err, context.Canceled), errors.Is(err, locallog.ErrClosed):
+	case errors.Is(err, context.Canceled), errors.Is(err, locallog.ErrClosed):
 		return nil
 	case isCorrupt(err):
 		p.corrupted("compaction", err)

@@ -3,6 +3,7 @@ package partition
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -24,6 +25,20 @@ type localPass struct {
 	stats *CompactionStats
 
 	progress func() // called again and again
+
+	left leftOut
+}
+
+// errDamaged marks damage of the segment at hand.
+var errDamaged = errors.New("local segment is damaged")
+
+// damaged adds errDamaged to what reading a segment ended with. others is what was
+// returned by those whom the segment's records were given to.
+func damaged(err, others error) error {
+	if others == nil && isDamaged(err) {
+		return fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return err
 }
 
 // maxBehind is how many times a segment's size may lie behind it before it is
@@ -37,11 +52,20 @@ const maxBehind = 4
 // one behind.
 func (p *Partition) compactBeforeUpload(ctx context.Context, segs []locallog.SegmentInfo, s *Settings, stats *CompactionStats) error {
 	v := p.serving.Load()
-	if v == nil || s.DirtyRatio > 1 {
+	if v == nil || s.DirtyRatio > 1 || len(segs) == 0 {
 		return nil
 	}
 	// Whoever waits for the upload waits for this, too, and it is not stuck.
-	progress := func() { p.moved.Store(time.Now().UnixNano()) }
+	progress := func() {
+		p.moved.Store(time.Now().UnixNano())
+		p.o.Tiers.NoteMoved()
+	}
+	if p.o.Judgements != nil { // else, after an outage, all partitions take down keys at once
+		if err := p.o.Judgements.Acquire(ctx, 1); err != nil {
+			return err
+		}
+		defer p.o.Judgements.Release(1)
+	}
 	for _, seg := range segs {
 		behind := int64(0)
 		for _, other := range v.log.Segments() {
@@ -83,18 +107,17 @@ func (p *Partition) compactLocal(ctx context.Context, v *view, s *Settings, stat
 			n++
 		}
 	}
+	var damage error
 	if n > 0 {
-		if err := p.compactSealed(ctx, v, s, segs[:n], v.ix.Applied().NextKafka, stats); err != nil {
-			return err
-		}
+		damage = p.compactSealed(ctx, v, s, segs[:n], v.ix.Applied().NextKafka, stats)
 	}
-	if n == len(segs) {
-		return nil
+	if n == len(segs) || damage != nil && !isDamaged(damage) {
+		return damage
 	}
 	if err := p.noteTogether(next); err != nil {
-		return err
+		return errors.Join(damage, err)
 	}
-	return p.compactSealed(ctx, v, s, segs[n:], next, stats)
+	return errors.Join(damage, p.compactSealed(ctx, v, s, segs[n:], next, stats))
 }
 
 // compactSealed removes from segs what has been replaced below bound.
@@ -127,11 +150,17 @@ func (p *Partition) hadStore(log *locallog.Log) bool {
 }
 
 // run looks at all segments first, then rewrites, oldest first. With dropping, a
-// tombstone goes once no segment before its own has a dead record left.
+// tombstone goes once no segment before its own has a dead record left. A segment that
+// is damaged stays as it is, and so does every tombstone behind it.
 func (pass *localPass) run(ctx context.Context, segs []locallog.SegmentInfo, dropping bool) error {
 	pass.live.begin()
+	unread := make(map[int64]bool)
 	for _, seg := range segs {
-		if err := pass.read(ctx, seg, pass.live.note); err != nil {
+		err := pass.read(ctx, seg, pass.live.note)
+		if errors.Is(err, errDamaged) {
+			pass.left.add(err)
+			unread[seg.BaseLog] = true
+		} else if err != nil {
 			return err
 		}
 	}
@@ -140,23 +169,29 @@ func (pass *localPass) run(ctx context.Context, segs []locallog.SegmentInfo, dro
 		if i > 0 && seg.BaseKafka != segs[i-1].NextKafka {
 			clean = false // one in between is not looked at
 		}
+		if unread[seg.BaseLog] {
+			clean = false
+			continue
+		}
 		if clean && pass.now.Sub(seg.SealedAt) >= pass.s.DeleteRetention {
 			pass.live.deleted(func(_ string, offset int64) bool {
 				return offset >= seg.BaseKafka && offset < seg.NextKafka
 			})
 		}
-		done, err := pass.compact(ctx, seg)
-		if err != nil {
+		done, err := pass.compact(ctx, seg, clean)
+		if errors.Is(err, errDamaged) {
+			pass.left.add(err)
+		} else if err != nil {
 			return err
 		}
 		clean = clean && done
 	}
-	return nil
+	return pass.left.err()
 }
 
 // compact rewrites one segment if it is worth it, and reports whether nothing dead
-// is left in it.
-func (pass *localPass) compact(ctx context.Context, seg locallog.SegmentInfo) (clean bool, err error) {
+// is left in it. dropping says that tombstones which hide nothing may go from it.
+func (pass *localPass) compact(ctx context.Context, seg locallog.SegmentInfo, dropping bool) (clean bool, err error) {
 	total, dead := 0, 0
 	err = pass.read(ctx, seg, func(key []byte, offset int64, tombstone bool) error {
 		keep, err := pass.live.keep(key, offset, tombstone)
@@ -173,6 +208,7 @@ func (pass *localPass) compact(ctx context.Context, seg locallog.SegmentInfo) (c
 		return false, nil
 	}
 	tombstones := int64(0)
+	var others error // of those who are asked on the way
 	o := locallog.CompactOptions{
 		Codec:     pass.s.Codec,
 		KeepCodec: pass.s.KeepCodec,
@@ -183,9 +219,18 @@ func (pass *localPass) compact(ctx context.Context, seg locallog.SegmentInfo) (c
 			if !keep && tombstone {
 				tombstones++
 			}
+			others = err
 			return keep, err
 		},
-		Settle: func(ctx context.Context) error { return pass.p.settle(ctx, pass.v) },
+		Settle: func(ctx context.Context) error {
+			if others = pass.p.settle(ctx, pass.v); others == nil && dropping && !pass.p.bucketIsEmpty(pass.v.log, pass.p.settings.Load()) {
+				// Uploads were switched on meanwhile. One that has begun may have a
+				// segment in hand as it was, and must not get this one without what
+				// hides records of that one.
+				others = ErrNotReady
+			}
+			return others
+		},
 	}
 	if pass.s.Codec != record.None {
 		o.Target = compressedBatchTarget
@@ -195,7 +240,7 @@ func (pass *localPass) compact(ctx context.Context, seg locallog.SegmentInfo) (c
 		return true, nil // evicted meanwhile
 	}
 	if err != nil {
-		return false, err
+		return false, damaged(err, others)
 	}
 	if !done.Swapped {
 		return false, nil
@@ -224,12 +269,13 @@ func (pass *localPass) read(ctx context.Context, seg locallog.SegmentInfo, fn fu
 		return nil
 	}
 	if err != nil {
-		return err
+		return damaged(err, nil)
 	}
 	defer src.Close()
 	r := readers.Get().(*record.Reader)
 	defer readers.Put(r)
-	return src.Batches(func(_ int64, batch []byte, base int64) error {
+	var others error // what fn returned
+	err = src.Batches(func(_ int64, batch []byte, base int64) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -243,12 +289,13 @@ func (pass *localPass) read(ctx context.Context, seg locallog.SegmentInfo, fn fu
 			if rec.Key == nil {
 				continue
 			}
-			if err := fn(rec.Key, base+rec.Offset-h.BaseOffset, rec.Value == nil); err != nil {
-				return err
+			if others = fn(rec.Key, base+rec.Offset-h.BaseOffset, rec.Value == nil); others != nil {
+				return others
 			}
 		}
 		return r.Err()
 	})
+	return damaged(err, others)
 }
 
 // settle makes durable what replaced the records that are about to go: the log

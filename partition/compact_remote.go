@@ -3,11 +3,13 @@ package partition
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
 	"keyhole/locallog"
 	"keyhole/manifest"
+	"keyhole/record"
 	"keyhole/tiered"
 )
 
@@ -35,13 +37,37 @@ type remotePass struct {
 	// record of theirs; deleted keys that it lacks may have records anywhere.
 	// By hashes: two keys in one only keep a tombstone longer.
 	first map[uint64]int64
+
+	left leftOut
+}
+
+// leftOut are segments that are damaged and stay as they are, while what lies on
+// either side of them is compacted.
+type leftOut struct {
+	n     int
+	first error
+}
+
+func (l *leftOut) add(err error) {
+	if l.n++; l.first == nil {
+		l.first = err
+	}
+}
+
+// err is record.ErrCorrupt if there are any.
+func (l *leftOut) err() error {
+	if l.n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d times a damaged segment was left out, first: %w", l.n, l.first)
 }
 
 // candidate is a segment and what the index says of it.
 type candidate struct {
 	manifest.Segment
-	live int64 // records that the index points at
-	due  bool  // its tombstones are old enough to go
+	live    int64     // records that the index points at
+	created time.Time // when its newest part was uploaded
+	due     bool      // its tombstones are old enough to go
 }
 
 // dead estimates how many records can go.
@@ -84,26 +110,67 @@ func (p *Partition) compactRemote(ctx context.Context, v *view, s *Settings, for
 		return err
 	}
 	for _, group := range groups {
-		for len(group) > 0 {
-			n, err := pass.rewrite(ctx, group)
-			if errors.Is(err, tiered.ErrChanged) {
-				break // retention took some of it
-			}
-			if err != nil {
-				return err
-			}
-			group = group[n:]
+		if err := pass.rewriteAll(ctx, group); err != nil {
+			return err
 		}
 	}
+	return pass.left.err()
+}
+
+// rewriteAll rewrites a group, but for those of its segments that are damaged.
+func (pass *remotePass) rewriteAll(ctx context.Context, group []candidate) error {
+	for len(group) > 0 {
+		n, err := pass.rewrite(ctx, group)
+		switch {
+		case errors.Is(err, tiered.ErrChanged):
+			return nil // retention took some of it
+		case isDamaged(err):
+			i := pass.damaged(group, err)
+			if i < 0 {
+				return err
+			}
+			pass.left.add(err)
+			if err := pass.rewriteAll(ctx, group[:i]); err != nil {
+				return err
+			}
+			n = i + 1
+		case err != nil:
+			return err
+		}
+		group = group[n:]
+	}
 	return nil
+}
+
+// damaged is the index of the segment whose objects err is about, or -1.
+func (pass *remotePass) damaged(group []candidate, err error) int {
+	var damage *record.CorruptError
+	if !errors.As(err, &damage) {
+		return -1
+	}
+	prefix := tiered.Prefix(pass.p.o.Topic, pass.p.o.TopicID, pass.p.o.Partition)
+	return slices.IndexFunc(group, func(c candidate) bool {
+		return damage.Object == tiered.LogKey(prefix, &c.Segment) || damage.Object == tiered.IndexKey(prefix, &c.Segment)
+	})
+}
+
+// keys is Keys of the tier, at the pace of the pass.
+func (pass *remotePass) keys(ctx context.Context, seg *manifest.Segment, fn func(key []byte, offset int64, tombstone bool) error) error {
+	began := time.Now()
+	if err := pass.p.tier.Keys(ctx, seg, fn); err != nil {
+		return err
+	}
+	return pass.pace(ctx, time.Since(began))
 }
 
 // count asks the index how many records of each segment are alive. It reads
 // nothing from the bucket.
 func (pass *remotePass) count(ctx context.Context, m *manifest.Manifest) ([]candidate, error) {
 	list := make([]candidate, len(m.Segments))
+	created := pass.p.created(m)
 	for i, seg := range m.Segments {
-		list[i] = candidate{Segment: seg, due: pass.age(&seg) >= pass.s.DeleteRetention}
+		list[i] = candidate{Segment: seg, created: created[i]}
+		list[i].due = pass.age(&list[i]) >= pass.s.DeleteRetention
 	}
 	n := 0
 	err := pass.live.at.Scan(func(_ []byte, offset int64) error {
@@ -118,8 +185,9 @@ func (pass *remotePass) count(ctx context.Context, m *manifest.Manifest) ([]cand
 	return list, err
 }
 
-func (pass *remotePass) age(seg *manifest.Segment) time.Duration {
-	return pass.now.Sub(pass.p.created(seg))
+// age is not negative: the pass may have begun before the times were looked at.
+func (pass *remotePass) age(c *candidate) time.Duration {
+	return max(0, pass.now.Sub(c.created))
 }
 
 // groups picks the runs of neighbours that are worth a rewrite: those that begin
@@ -143,7 +211,7 @@ func (pass *remotePass) group(list []candidate) int {
 	n, dirty, size := 0, false, int64(0)
 	for n < len(list) {
 		c := &list[n]
-		if pass.age(&c.Segment) < pass.s.CompactionLag {
+		if pass.age(c) < pass.s.CompactionLag {
 			break
 		}
 		dead := c.dead()
@@ -188,7 +256,7 @@ const ages = 4
 func (pass *remotePass) coeval(list []candidate, c *candidate) bool {
 	same := func(limit time.Duration) bool {
 		part := max(limit/ages, time.Millisecond)
-		return pass.p.created(&list[0].Segment).Truncate(part).Equal(pass.p.created(&c.Segment).Truncate(part))
+		return list[0].created.Truncate(part).Equal(c.created.Truncate(part))
 	}
 	if pass.s.RetentionAge > 0 && !same(pass.s.RetentionAge) {
 		return false
@@ -221,7 +289,7 @@ func (pass *remotePass) survey(ctx context.Context, m *manifest.Manifest, groups
 	pass.first = make(map[uint64]int64)
 	for i := range m.Segments[:end] {
 		seg := &m.Segments[i]
-		err := pass.p.tier.Keys(ctx, seg, func(key []byte, _ int64, _ bool) error {
+		err := pass.keys(ctx, seg, func(key []byte, _ int64, _ bool) error {
 			hash := pass.live.hash(key)
 			if _, known := pass.first[hash]; known || pass.live.isRecent(key) || len(pass.first) >= maxFirst {
 				return nil
@@ -232,6 +300,10 @@ func (pass *remotePass) survey(ctx context.Context, m *manifest.Manifest, groups
 			}
 			return err
 		})
+		if isDamaged(err) && pass.damaged([]candidate{{Segment: *seg}}, err) == 0 {
+			pass.left.add(err)
+			return nil // what first appears from here on is not known, and its tombstones stay
+		}
 		if err != nil {
 			return err
 		}
@@ -247,7 +319,7 @@ func (pass *remotePass) rewrite(ctx context.Context, group []candidate) (n int, 
 	pass.live.begin()
 	for i := range group {
 		old[i] = group[i].Segment
-		if err := pass.p.tier.Keys(ctx, &old[i], pass.live.note); err != nil {
+		if err := pass.keys(ctx, &old[i], pass.live.note); err != nil {
 			return 0, err
 		}
 	}
@@ -265,7 +337,7 @@ func (pass *remotePass) rewrite(ctx context.Context, group []candidate) (n int, 
 			return goes
 		})
 	}
-	n, left, err := pass.left(ctx, old)
+	n, left, err := pass.remaining(ctx, old)
 	if err != nil {
 		return 0, err
 	}
@@ -310,14 +382,14 @@ func (pass *remotePass) rewrite(ctx context.Context, group []candidate) (n int, 
 	return n, nil
 }
 
-// left counts the records that will be left of the first n of the segments, which
+// remaining counts the records that will be left of the first n of the segments, which
 // are as many as make one of about segment.bytes. The estimate by which they were
 // put together takes records for dead whose keys have newer ones behind the bound.
-func (pass *remotePass) left(ctx context.Context, old []manifest.Segment) (n int, left int64, err error) {
+func (pass *remotePass) remaining(ctx context.Context, old []manifest.Segment) (n int, left int64, err error) {
 	size := int64(0)
 	for i := range old {
 		seg, stay := &old[i], int64(0)
-		err := pass.p.tier.Keys(ctx, seg, func(key []byte, offset int64, tombstone bool) error {
+		err := pass.keys(ctx, seg, func(key []byte, offset int64, tombstone bool) error {
 			keep, err := pass.live.keep(key, offset, tombstone)
 			if keep {
 				stay++

@@ -83,7 +83,7 @@ type Partition struct {
 	cleaned         cleaned      // for the holder of a compaction's turn
 	together        atomic.Int64 // cleaned.Together, for the holder of chores
 	tombstonesTried time.Time    // when they alone were last a reason to compact; likewise
-	listedOrphans   time.Time    // for the holder of chores
+	listedOrphans   time.Time    // for tidy
 	indexName       string       // of the index's directory
 
 	mu struct {
@@ -231,9 +231,10 @@ func (p *Partition) run() {
 	if !open {
 		return
 	}
-	var compacting sync.WaitGroup
-	compacting.Go(p.compactWhenDue)
-	defer compacting.Wait()
+	var others sync.WaitGroup
+	others.Go(p.compactWhenDue)
+	others.Go(p.tidyWhenDue)
+	defer others.Wait()
 	backoff := time.Duration(0)
 	for {
 		if err := p.chore(p.ctx); err != nil && p.ctx.Err() == nil {

@@ -133,8 +133,8 @@ func (p *Partition) applyManifest(ctx context.Context, m *manifest.Manifest) err
 	if at < m.Next() {
 		replay := func() error { return p.replayKeyRuns(ctx, ix, at, m.Next()) }
 		var err error
-		if v != nil {
-			err = replay() // what is new is little, and whoever asks here wants it soon
+		if v != nil && newRunBytes(m, at) <= littleNew {
+			err = replay() // whoever asks here wants it soon
 		} else {
 			err = p.inTurn(ctx, replay)
 		}
@@ -143,6 +143,19 @@ func (p *Partition) applyManifest(ctx context.Context, m *manifest.Manifest) err
 		}
 	}
 	return p.serveReplica(ctx, ix, m)
+}
+
+// littleNew is how many bytes of key runs a replica that serves reads at once. More
+// is what an outage has left, of all its partitions; they take turns then, as at a
+// start, because each of them has as much of it in memory as there is.
+const littleNew = 256 << 10
+
+// newRunBytes is how many bytes of key runs m has for who knows all below an offset.
+func newRunBytes(m *manifest.Manifest, next int64) (n int64) {
+	for _, seg := range m.Segments[m.After(next):] {
+		n += seg.IndexSize - seg.TableBytes
+	}
+	return n
 }
 
 // serveReplica lets lookups go by ix and m alone.
@@ -205,6 +218,9 @@ func (p *Partition) rebuildBeside(ctx context.Context, m *manifest.Manifest) err
 	if err == nil {
 		err = ix.Flush(ctx)
 	}
+	if errors.Is(err, index.ErrFailed) {
+		err = fmt.Errorf("second index: %v", err) // the first one has not failed, and serves on
+	}
 	if err != nil {
 		return errors.Join(err, ix.Close())
 	}
@@ -213,13 +229,12 @@ func (p *Partition) rebuildBeside(ctx context.Context, m *manifest.Manifest) err
 	p.feed.ix = ix
 	p.feed.mu.Unlock()
 	p.indexName = name
-	if err := p.serveReplica(ctx, ix, m); err != nil {
-		return err
-	}
+	// From here on nobody goes by the old one, whatever else fails.
+	err = p.serveReplica(ctx, ix, m)
 	if err := old.Close(); err != nil {
 		p.o.Logger.Warn("closing the outdated index", "err", err)
 	}
-	return index.Remove(p.o.FS, oldDir)
+	return errors.Join(err, index.Remove(p.o.FS, oldDir))
 }
 
 // resolveReplica reads the record at res.Offset from the bucket, by the newest

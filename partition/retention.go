@@ -38,15 +38,6 @@ type piece struct {
 	keep   bool // it is not to be deleted yet, whatever its age
 }
 
-// created is when the newest part of a segment of the bucket was uploaded. Where
-// that is not known yet, it counts as now.
-func (p *Partition) created(seg *manifest.Segment) time.Time {
-	if seg.CreatedAt == 0 {
-		return p.now()
-	}
-	return time.UnixMilli(seg.CreatedAt)
-}
-
 // pieces lists the partition's segments, oldest first. A segment that both tiers
 // have counts as the bucket's.
 func (p *Partition) pieces(log *locallog.Log, s *Settings) (list []piece) {
@@ -54,11 +45,12 @@ func (p *Partition) pieces(log *locallog.Log, s *Settings) (list []piece) {
 	if p.tier != nil {
 		m := p.tier.Snapshot()
 		next = m.Next()
-		for _, seg := range m.Segments {
-			list = append(list, piece{next: seg.LastOffset + 1, bytes: seg.Size, sealed: p.created(&seg)})
+		created := p.created(m)
+		for i, seg := range m.Segments {
+			list = append(list, piece{next: seg.LastOffset + 1, bytes: seg.Size, sealed: created[i]})
 		}
 	}
-	for _, seg := range log.Segments() {
+	for _, seg := range p.segments(log) {
 		if seg.NextKafka <= next {
 			continue
 		}
@@ -99,9 +91,16 @@ func (p *Partition) retain(ctx context.Context, log *locallog.Log, s *Settings, 
 		return nil // else the bucket's segments are not known for sure
 	}
 	start := p.start(log)
+	var before *manifest.Manifest
+	if p.tier != nil {
+		before = p.tier.Snapshot()
+	}
 	if to, n, bytes := expired(p.pieces(log, s), s, p.now()); to > start {
 		if p.tier != nil {
 			m, err := p.tier.Truncate(ctx, to, to, p.now())
+			if errors.Is(err, manifest.ErrInvalid) && p.tier.Snapshot() != before {
+				return p.retain(ctx, log, s, stats) // compaction has made one segment of some on either side
+			}
 			if err != nil {
 				return p.storeFailed(err)
 			}
@@ -246,6 +245,22 @@ func (p *Partition) forget(ix *index.Index, keys [][]byte, start int64) error {
 
 // orphanInterval is how often the bucket is listed for objects that nobody names.
 const orphanInterval = 6 * time.Hour
+
+// tidyWhenDue is the goroutine that deletes from the bucket. It does not hold chores:
+// thousands of objects take their time, and uploads must not wait for that.
+func (p *Partition) tidyWhenDue() {
+	for backoff := time.Duration(0); p.pause(jitter(choreInterval) + backoff); {
+		if p.fenced.Load() {
+			continue
+		}
+		if err := p.tidy(p.ctx, p.settings.Load()); err != nil && p.ctx.Err() == nil {
+			backoff = nextBackoff(backoff)
+			p.o.Logger.Warn("bucket is not all cleaned up; will try again", "err", err)
+			continue
+		}
+		backoff = 0
+	}
+}
 
 // tidy deletes what the bucket has of this partition and nobody needs any more.
 func (p *Partition) tidy(ctx context.Context, s *Settings) error {

@@ -55,7 +55,7 @@ type Settings struct {
 	ReplicaInterval time.Duration // how often a read replica asks for the manifest
 }
 
-// Options are what Open needs; all but Bucket, Space, Start, Compactions and Now are required.
+// Options are what Open needs; all but Bucket, Space, Start, Compactions, Judgements and Now are required.
 type Options struct {
 	FS        vfs.FS
 	Dir       string // <data>/topics/<topic>/<id>/<partition>
@@ -81,8 +81,9 @@ type Options struct {
 	// Space says whether there is room for records; nil: always.
 	Space *Space
 	// Start bounds how many partitions replay into their index at once, Compactions
-	// how many compact in the background; nil: no bound.
-	Start, Compactions *semaphore.Weighted
+	// how many compact in the background, and Judgements how many find out at once what
+	// of a segment need not be uploaded; nil: no bound.
+	Start, Compactions, Judgements *semaphore.Weighted
 	// Inflations bounds how many very large batches are decompressed at once.
 	Inflations *semaphore.Weighted
 	// Now is the time by which things are deleted that are old enough; nil: one that

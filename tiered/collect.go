@@ -89,7 +89,7 @@ func (t *Tier) Collect(ctx context.Context, o CollectOptions) (c Collected, err 
 			return c, err
 		}
 	}
-	begun, err := t.begun(ctx)
+	begun, err := t.begun(ctx, o)
 	if err != nil {
 		return c, err
 	}
@@ -108,8 +108,9 @@ func (t *Tier) Collect(ctx context.Context, o CollectOptions) (c Collected, err 
 	return c, err
 }
 
-// begun are the upload ids that the manifest may come to name.
-func (t *Tier) begun(ctx context.Context) (map[string]bool, error) {
+// begun are the upload ids that the manifest may come to name. A Rewrite that failed
+// long ago and was not repeated is forgotten, unless this is a dry run.
+func (t *Tier) begun(ctx context.Context, o CollectOptions) (map[string]bool, error) {
 	if err := t.lock(ctx); err != nil {
 		return nil, err
 	}
@@ -123,8 +124,12 @@ func (t *Tier) begun(ctx context.Context) (map[string]bool, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if r := t.mu.rewriting; r != nil {
+	switch r := t.mu.rewriting; {
+	case r == nil:
+	case r.failed.IsZero() || o.Now().Sub(r.failed) <= max(o.Grace, rewritePatience):
 		ids[r.uploadID] = true
+	case !o.DryRun:
+		t.mu.rewriting = nil // a repetition takes a new name, as what has this one goes
 	}
 	return ids, nil
 }

@@ -45,9 +45,10 @@ type RewriteOptions struct {
 	// error ends Rewrite, which returns it.
 	Settle func(ctx context.Context) error
 	Now    func() time.Time // for the time of removal; nil: that of the Tier
-	// Pace is called behind each piece that was read from the bucket with the time
-	// that took, and may wait, for instance, to leave bandwidth to others. nil: no
-	// waiting. Its error ends Rewrite, which returns it.
+	// Pace is called behind each piece that was read from the bucket, and behind the
+	// objects that were stored, with the time that took, and may wait, for instance,
+	// to leave bandwidth to others. nil: no waiting. Its error ends Rewrite, which
+	// returns it.
 	Pace func(ctx context.Context, took time.Duration) error
 }
 
@@ -58,7 +59,13 @@ type rewriting struct {
 	old    []manifest.Segment
 	digest [sha256.Size]byte // of the .log object
 	ready  bool              // all is in the bucket that the commit would name
+	failed time.Time         // when the last attempt ended; zero while one is under way; guarded by the Tier's mu
 }
+
+// rewritePatience is for how long at least the objects of a Rewrite that has failed
+// are kept for a repetition. A manifest that names them and whose Put seemed to fail
+// has arrived by then, or never does.
+const rewritePatience = 2 * time.Hour
 
 // by is what takes the place of the old segments.
 func (r *rewriting) by() []manifest.Segment {
@@ -95,6 +102,7 @@ func (t *Tier) Rewrite(ctx context.Context, old []manifest.Segment, o RewriteOpt
 		return t.Snapshot(), err
 	}
 	defer t.o.Shared.endRewrite()
+	defer t.restRewriting()
 	if err := t.writable(ctx); err != nil {
 		return t.Snapshot(), err
 	}
@@ -156,11 +164,23 @@ func neighbours(m *manifest.Manifest, segs []manifest.Segment) bool {
 func (t *Tier) rewritingOf(old []manifest.Segment) *rewriting {
 	t.mu.Lock()
 	r := t.mu.rewriting
+	if r != nil {
+		r.failed = time.Time{}
+	}
 	t.mu.Unlock()
 	if r != nil && slices.Equal(r.old, old) {
 		return r
 	}
 	return t.newRewriting(old, t.shape())
+}
+
+// restRewriting takes down that no attempt is under way.
+func (t *Tier) restRewriting() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.mu.rewriting; r != nil {
+		r.failed = t.o.Now()
+	}
 }
 
 // newRewriting makes a Rewrite under a new name. Of the one before, whatever is in
@@ -171,6 +191,8 @@ func (t *Tier) newRewriting(old []manifest.Segment, s shape) *rewriting {
 		r.last = old[i].LastOffset
 		r.createdAt = max(r.createdAt, old[i].CreatedAt)
 	}
+	// The clock may have been wrong then.
+	r.createdAt = min(r.createdAt, max(0, t.o.Now().UnixMilli()))
 	t.setRewriting(r)
 	return r
 }
@@ -233,8 +255,14 @@ func (t *Tier) rewrite(ctx context.Context, r *rewriting, o RewriteOptions) (_ *
 			return r, fmt.Errorf("open %s: %w", path, err)
 		}
 		plan.src = f
+		began := time.Now()
 		if err := errors.Join(t.storePlan(ctx, &r.pending, plan), f.Close()); err != nil {
 			return r, err
+		}
+		if o.Pace != nil {
+			if err := o.Pace(ctx, time.Since(began)); err != nil {
+				return r, err
+			}
 		}
 	}
 	r.ready = true

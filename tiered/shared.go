@@ -147,6 +147,9 @@ func (s *Shared) noteStored() {
 	s.noteMoved()
 }
 
+// NoteMoved is told of each step towards an upload.
+func (s *Shared) NoteMoved() { s.noteMoved() }
+
 // noteMoved is told of each step of an upload.
 func (s *Shared) noteMoved() { s.moved.Store(time.Now().UnixNano()) }
 

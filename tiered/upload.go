@@ -11,7 +11,12 @@ import (
 
 	"keyhole/manifest"
 	"keyhole/objstore"
+	"keyhole/record"
 )
+
+// ErrSource says that a segment on the local disk is damaged and cannot be uploaded.
+// It is a record.ErrCorrupt. Nothing is wrong with the bucket.
+var ErrSource = errors.New("local segment cannot be uploaded")
 
 // pending is a segment whose upload has begun and which no manifest names yet.
 // It is kept over failures, so that a repetition writes the same bytes under the
@@ -23,7 +28,7 @@ type pending struct {
 	uploadID  string
 	createdAt int64 // Unix milliseconds
 	logStored bool
-	table     [sha256.Size]byte // of the table of the .log object, which has its checksums
+	table     [sha256.Size]byte // of the table of the .log object, which has its checksums; zero: nothing was sent yet
 	segment   *manifest.Segment // set once both objects are stored
 }
 
@@ -37,9 +42,9 @@ type pending struct {
 //
 // On an error the manifest is returned as well: segments before the one that
 // failed are in it, unless it would end below whole, an offset below which the
-// sources can only be shown together. ErrFenced and ErrNotClaimed as named,
-// record.ErrCorrupt for damage of a source; after any other error Upload may be
-// repeated, and does not store again what it has stored.
+// sources can only be shown together. ErrFenced, ErrNotClaimed and ErrSource as
+// named; after any other error Upload may be repeated, and does not store again what
+// it has stored.
 func (t *Tier) Upload(ctx context.Context, segs []Source, whole int64) (m *manifest.Manifest, err error) {
 	ctx, done, err := t.begin(ctx)
 	if err != nil {
@@ -81,6 +86,9 @@ func (t *Tier) Upload(ctx context.Context, segs []Source, whole int64) (m *manif
 		return out.Advance(next), nil
 	})
 	t.forgetPending()
+	if err != nil && failure != nil {
+		return t.Snapshot(), fmt.Errorf("%w; before that: %v", err, failure) // the bucket's trouble is what counts
+	}
 	return t.Snapshot(), errors.Join(failure, err)
 }
 
@@ -113,6 +121,9 @@ func (t *Tier) store(ctx context.Context, src Source, base int64) (*manifest.Seg
 	}
 	defer t.o.Shared.endUpload()
 	plan, err := newPlan(src, base, p.last, p.shape)
+	if errors.Is(err, record.ErrCorrupt) {
+		return nil, fmt.Errorf("%w: %w", ErrSource, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -144,9 +155,10 @@ func (t *Tier) storePlan(ctx context.Context, p *pending, plan *plan) error {
 	t.o.Shared.encoders.Put(zip)
 	plan.keys = nil // they are in index now
 	table := sha256.Sum256(index[:tableBytes])
-	if p.logStored && p.table != table {
+	if p.table != ([sha256.Size]byte{}) && p.table != table {
 		// The source was compacted since. Under the same name the new table would
-		// stand beside the old bytes.
+		// stand beside the old bytes: those that are there, or those of a Put that
+		// seemed to fail and takes effect later.
 		p.uploadID, p.logStored = uuid.NewString(), false
 	}
 	p.table = table
