@@ -25,8 +25,13 @@ func TestGroupsStayWithinASegment(t *testing.T) {
 		put(t, p, k, fmt.Sprintf("%0200d", i))
 	}
 	evict(t, p)
+	var newer []record.Record
 	for _, k := range keys {
-		put(t, p, k, "")
+		newer = append(newer, record.Record{Key: []byte(k), Value: []byte{}})
+	}
+	// In one batch, which seals no segment: nothing is uploaded meanwhile.
+	if _, err := p.Append(t.Context(), newer); err != nil {
+		t.Fatal(err)
 	}
 	if err := p.compactRemote(t.Context(), p.serving.Load(), p.settings.Load(), false, new(CompactionStats)); err != nil {
 		t.Fatal(err)
