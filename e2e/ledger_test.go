@@ -315,9 +315,9 @@ func (l *ledger) send(n *node, ws []write) (answer, error) {
 		l.cut(ws)
 		return a, err
 	}
-	at := make([]place, records)
+	taken, at := ws, make([]place, records)
 	if records > 1 {
-		at, err = answeredPlaces(a, records)
+		taken, at, err = answeredPlaces(a, ws)
 	} else if s := sightOf(a); s.found {
 		at[0] = s.place
 	} else {
@@ -329,7 +329,8 @@ func (l *ledger) send(n *node, ws []write) (answer, error) {
 		l.wrongLocked("%v", err)
 		return a, nil
 	}
-	l.acked(ws, at)
+	l.cut(ws[:records-len(taken)])
+	l.acked(taken, at)
 	return a, nil
 }
 
@@ -344,26 +345,30 @@ func (l *ledger) post(n *node, ws []write) (answer, error) {
 	return n.try("POST", n.data+"/topics/"+l.topic, http.Header{"Content-Type": {"application/vnd.kafka.binary.v2+json"}}, object{"records": records})
 }
 
-// answeredPlaces reads the answer of a produce request, all of whose records
-// must have been taken.
-func answeredPlaces(a answer, records int) ([]place, error) {
+// answeredPlaces reads the answer of a produce request for ws, all of whose records
+// must have been taken, but for those of a partition that has just gone to another
+// node.
+func answeredPlaces(a answer, ws []write) (taken []write, at []place, err error) {
+	const notHosted = 42101
 	var body struct {
 		Offsets []struct {
 			Partition *int32 `json:"partition"`
 			Offset    *int64 `json:"offset"`
+			ErrorCode int    `json:"error_code"`
 		} `json:"offsets"`
 	}
-	if err := json.Unmarshal(a.body, &body); err != nil || len(body.Offsets) != records {
-		return nil, fmt.Errorf("produce of %d records: %v %v", records, a, err)
+	if err := json.Unmarshal(a.body, &body); err != nil || len(body.Offsets) != len(ws) {
+		return nil, nil, fmt.Errorf("produce of %d records: %v %v", len(ws), a, err)
 	}
-	at := make([]place, records)
 	for i, o := range body.Offsets {
-		if o.Partition == nil || o.Offset == nil {
-			return nil, fmt.Errorf("produce of %d records: %v", records, a)
+		switch {
+		case o.Partition != nil && o.Offset != nil:
+			taken, at = append(taken, ws[i]), append(at, place{*o.Partition, *o.Offset})
+		case o.ErrorCode != notHosted:
+			return nil, nil, fmt.Errorf("produce of %d records: %v", len(ws), a)
 		}
-		at[i] = place{*o.Partition, *o.Offset}
 	}
-	return at, nil
+	return taken, at, nil
 }
 
 // look makes one lookup and judges it. Trouble is for the caller.
