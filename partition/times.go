@@ -14,26 +14,20 @@ import (
 // without a next one is as of now. It does not become older than those before it, in
 // case another clock was behind. Zero is no time and stays.
 func settled(times []time.Time, now time.Time) []time.Time {
-	next := now
-	var wrong []int
+	next, wrong := now, make([]bool, len(times))
 	for i := len(times) - 1; i >= 0; i-- {
 		switch {
 		case times[i].IsZero():
 		case times[i].After(now):
-			times[i] = next
-			wrong = append(wrong, i)
+			times[i], wrong[i] = next, true
 		default:
 			next = times[i]
 		}
 	}
-	for at, prev := 0, (time.Time{}); len(wrong) > 0 && at < len(times); at++ {
-		if i := wrong[len(wrong)-1]; i == at {
-			wrong = wrong[:len(wrong)-1]
-			if times[i].Before(prev) {
-				times[i] = prev
-			}
+	for i := 1; i < len(times); i++ {
+		if wrong[i] && times[i].Before(times[i-1]) {
+			times[i] = times[i-1]
 		}
-		prev = times[at]
 	}
 	return times
 }
